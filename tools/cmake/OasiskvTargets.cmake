@@ -1,0 +1,51 @@
+# Functions every CMakeLists.txt of the project uses, so that warnings, sanitizers, include paths and names are set in one place.
+
+add_library(oasiskv_options INTERFACE)
+target_compile_options(oasiskv_options INTERFACE -Wall -Wextra -Wshadow=local -Wno-unused-parameter)
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  target_compile_options(oasiskv_options INTERFACE -Wno-shadow -Wthread-safety -Werror=thread-safety)
+endif()
+target_include_directories(oasiskv_options INTERFACE
+  "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>"
+  "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/common/include>"
+  "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/client/include>")
+if(OASISKV_SANITIZER)
+  target_compile_options(oasiskv_options INTERFACE -fsanitize=${OASISKV_SANITIZER} -fno-omit-frame-pointer)
+  target_link_options(oasiskv_options INTERFACE -fsanitize=${OASISKV_SANITIZER})
+endif()
+
+# oasiskv_library(NAME pool SOURCES a.cc b.cc DEPS oasiskv::common absl::status)
+# makes the static library oasiskv_pool with the alias oasiskv::pool.
+function(oasiskv_library)
+  cmake_parse_arguments(ARG "" "NAME" "SOURCES;DEPS" ${ARGN})
+  add_library(oasiskv_${ARG_NAME} STATIC ${ARG_SOURCES})
+  add_library(oasiskv::${ARG_NAME} ALIAS oasiskv_${ARG_NAME})
+  target_link_libraries(oasiskv_${ARG_NAME} PUBLIC oasiskv_options ${ARG_DEPS})
+endfunction()
+
+# oasiskv_program(NAME oasiskvd SOURCES main.cc DEPS ...) makes an executable in build/<preset>/bin and installs it.
+function(oasiskv_program)
+  cmake_parse_arguments(ARG "NO_INSTALL" "NAME" "SOURCES;DEPS" ${ARGN})
+  add_executable(${ARG_NAME} ${ARG_SOURCES})
+  target_link_libraries(${ARG_NAME} PRIVATE oasiskv_options ${ARG_DEPS})
+  set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+  if(NOT ARG_NO_INSTALL)
+    install(TARGETS ${ARG_NAME} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
+endfunction()
+
+# oasiskv_test(NAME slab_test LABEL unit SOURCES slab_test.cc DEPS oasiskv::pool [TIMEOUT 60])
+function(oasiskv_test)
+  cmake_parse_arguments(ARG "" "NAME;LABEL;TIMEOUT" "SOURCES;DEPS" ${ARGN})
+  if(NOT OASISKV_BUILD_TESTS)
+    return()
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${ARG_NAME} ${ARG_SOURCES})
+  target_link_libraries(${ARG_NAME} PRIVATE oasiskv_options ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
+  add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
+  set_tests_properties(${ARG_NAME} PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT})
+endfunction()
