@@ -1,0 +1,81 @@
+// A process's connection to one daemon.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "oasiskv/export.h"
+#include "oasiskv/geometry.h"
+#include "oasiskv/producer.h"
+#include "oasiskv/reader.h"
+
+namespace oasiskv {
+
+// kAuto takes shm where the daemon is on this host and serves it, else ucx, and logs which and why.
+// A named fabric that cannot be had is an error, never replaced by another.
+enum class FabricChoice { kAuto, kShm, kUcx };
+
+struct ClientOptions {
+  std::string address = "127.0.0.1:7400";  // of the daemon's control port: host:port, [v6]:port
+  FabricChoice fabric = FabricChoice::kAuto;
+  std::chrono::nanoseconds rpc_timeout = std::chrono::seconds(5);  // of each control call
+  std::chrono::nanoseconds read_timeout =
+      std::chrono::seconds(10);       // of a batch that names no deadline of its own
+  std::chrono::nanoseconds lease{0};  // of every grant; 0: the daemon's default
+  bool verify_checksums = false;      // check CRC32C of every entry where the writer gave them
+};
+
+struct ClientStats {
+  uint64_t reads = 0, writes = 0, pieces = 0,
+           requests = 0;  // batches; pieces asked; requests after coalescing
+  uint64_t bytes_read = 0, bytes_written = 0, request_bytes = 0;
+  uint64_t grant_checks = 0;  // grant words looked at after data
+  uint64_t stale_reads = 0, expired_reads = 0, deadline_reads = 0, failed_reads = 0;
+  uint64_t checksums_verified = 0, checksum_failures = 0;
+  uint64_t reconnects = 0;                 // sessions made after the first
+  uint64_t renewals = 0, grants_lost = 0;  // lease keeper
+};
+
+// Thread contract: safe for concurrent use. Producers and Readers made from it keep what they need
+// alive and may outlive it.
+//
+// Owns the control channel, the data connection and one lease-keeper thread, which renews all
+// grants of this client in one call. When the daemon restarts, old handles are STALE and the next
+// Open or Attach connects anew (with back-off).
+class OASISKV_EXPORT Client {
+ public:
+  // Errors: PEER_LOST (unreachable), UNSUPPORTED (the named fabric is not served, the message lists
+  // what is), INVALID_ARGUMENT.
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const ClientOptions& options);
+  ~Client();
+
+  // Errors: those of KvMemory.Open.
+  absl::StatusOr<Producer> Open(const ProducerSpec& spec);
+  // Errors: those of KvMemory.Attach; a wait ends at the latest after spec.wait_for_seal.
+  absl::StatusOr<Reader> Attach(const ReaderSpec& spec);
+  // The requests have ended: no new attach; frames go when their last reader goes. The number that
+  // existed.
+  absl::StatusOr<uint32_t> ReleaseSequences(const std::vector<std::string>& names,
+                                            const Identity& identity);
+  // Revokes every grant of the sequence at once. The number of grants revoked.
+  absl::StatusOr<uint32_t> Abort(const std::string& name, const Identity& identity,
+                                 const std::string& reason);
+
+  // OK, or PEER_LOST with what is known.
+  absl::Status Health() const;
+  // One line: daemon, version, fabric and why it was chosen.
+  std::string Describe() const;
+  ClientStats Stats() const;
+
+ private:
+  class Impl;
+  explicit Client(std::shared_ptr<Impl> impl);
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace oasiskv

@@ -1,0 +1,90 @@
+// The prefill side: writes one sequence.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "oasiskv/export.h"
+#include "oasiskv/geometry.h"
+#include "oasiskv/selection.h"
+
+namespace oasiskv {
+
+struct ProducerSpec {
+  std::string name;  // unique among live sequences of the tenant
+  Identity identity;
+  Geometry geometry;
+  uint32_t blocks = 0;                // frames to reserve now; more by Extend
+  bool checksums = false;             // give the daemon a CRC32C of every entry
+  std::chrono::nanoseconds lease{0};  // 0: the client's
+};
+
+// Keys (or values) of consecutive tokens in the caller's memory: element (token t, head h, dim d)
+// of the geometry's element type lies at base + t * token_stride + h * head_stride + d * element
+// size. Strides in bytes.
+struct KvView {
+  const std::byte* base = nullptr;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+};
+
+struct SealSpec {
+  uint64_t token_count = 0;
+  // Queries of the first decode step after RoPE, float32 [layers][query_heads][head_dim] (what the
+  // extra decode step of the prefill side gives). With them the per-head top-K is computed here and
+  // published; null: none.
+  const float* first_queries = nullptr;
+  uint32_t query_heads = 0;
+  GroupCombine combine = GroupCombine::kMax;
+  uint32_t top_k = 128;
+  std::string blob;  // opaque to the service; at most the daemon's limit
+};
+
+// Thread contract: not safe for concurrent use, but different Producers may be used at the same
+// time.
+//
+// The sequence exists from Client::Open on. It is either sealed, after which the handle is spent,
+// or thrown away: dropping an unsealed Producer aborts the sequence. Nothing that was not written
+// whole can be committed.
+class OASISKV_EXPORT Producer {
+ public:
+  Producer(Producer&&) noexcept;
+  Producer& operator=(Producer&&) noexcept;
+  ~Producer();
+
+  // Reserves `blocks` more. CAPACITY leaves everything as it was.
+  absl::Status Extend(uint32_t blocks);
+  // Writes tokens [first_token, first_token + tokens) of one layer, packs them into entries and
+  // builds the summaries of the blocks they complete. For each layer tokens come in order without
+  // gap (INVALID_ARGUMENT names the expected token). For Packing::kLatent `values` is ignored.
+  // OUT_OF_RANGE beyond the reserved blocks. Returns when the bytes are in place.
+  absl::Status WriteTokens(LayerIndex layer, uint64_t first_token, uint32_t tokens, KvView keys,
+                           KvView values);
+  // Publishes every block whose tokens are all written (per layer). The partly filled last block is
+  // published by Seal.
+  absl::Status CommitWritten();
+  // Publishes layers x blocks; NOT_COMMITTED, naming the first, when one of them is not written
+  // whole.
+  absl::Status Commit(LayerIndex first_layer, uint32_t layer_count, BlockIndex first_block,
+                      uint32_t block_count);
+  // Commits what is left, publishes token count, first top-K and blob, and ends the writer's grant.
+  absl::Status Seal(const SealSpec& spec);
+  // Throws the sequence away.
+  absl::Status Abort(const std::string& reason);
+
+  const Geometry& geometry() const;
+  uint32_t blocks() const;  // reserved
+
+ private:
+  friend class Client;
+  class Impl;
+  explicit Producer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace oasiskv

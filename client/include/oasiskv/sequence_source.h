@@ -1,0 +1,81 @@
+// One request's KV wherever it lies: remote shards, and decode-side host memory.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "oasiskv/export.h"
+#include "oasiskv/geometry.h"
+#include "oasiskv/reader.h"
+
+namespace oasiskv {
+
+struct SourceStats {
+  uint64_t remote_bytes = 0;  // entries and summaries that came from daemons
+  uint64_t remote_entries = 0;
+  uint64_t host_hits = 0;     // entries served from the HostCache
+  uint64_t host_bytes = 0;    // bytes the HostCache holds now
+  uint64_t written_back = 0;  // decoded entries stored
+};
+
+// Thread contract: safe for concurrent use.
+//
+// What a WorkingSet draws on. Geometry is the decode rank's: its heads are counted from 0 over all
+// parts.
+class OASISKV_EXPORT EntrySource {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  virtual ~EntrySource() = default;
+  virtual const Geometry& geometry() const = 0;
+  virtual uint64_t token_count() const = 0;  // of the prefill
+  // Entries of prefill blocks and of blocks that were written back. The batch spans shards; each
+  // shard's grant is checked.
+  virtual std::unique_ptr<PendingFetch> Fetch(std::span<const EntryRead> entries,
+                                              TimePoint deadline) = 0;
+  // All prefill blocks' summaries, into [block][layer][head][min|max][head_dim].
+  virtual absl::Status FetchSummaries(std::byte* into, TimePoint deadline) = 0;
+  // First decode step's top-K [layer][head][k] in the rank's heads; empty when the producer gave
+  // none.
+  virtual std::vector<int32_t> FirstTopK(uint32_t* k) const = 0;
+  // A block that decoding completed: entries [head], in the frame's layout. May be called per layer
+  // in any order.
+  virtual absl::Status WriteBack(BlockIndex block, LayerIndex layer,
+                                 std::span<const std::byte> entries,
+                                 std::span<const std::byte> summaries) = 0;
+  virtual absl::Status Health() const = 0;
+  virtual SourceStats Stats() const = 0;
+};
+
+// A part of a decode rank's heads: all attached heads of one reader, in the rank's order.
+struct SourcePart {
+  std::shared_ptr<Reader> reader;
+};
+
+enum class HostCachePolicy {
+  kAuto,  // keep fetched entries unless every part is read over shm (its memory is this host's
+          // already)
+  kAlways,
+  kNever,
+};
+
+struct SequenceSourceOptions {
+  HostCachePolicy host_cache = HostCachePolicy::kAuto;
+  uint64_t host_cache_bytes =
+      uint64_t{4} << 30;  // limit of one request; beyond it fetched entries are not kept (counted)
+};
+
+// Joins parts into the heads of one decode rank: part 0's heads first. All parts must agree in
+// everything but kv_heads and first_head, cover heads without gap, and hold equal token counts.
+// INVALID_ARGUMENT or GEOMETRY_MISMATCH naming the part. A block crosses the network at most once;
+// decoded blocks live in the HostCache.
+OASISKV_EXPORT absl::StatusOr<std::shared_ptr<EntrySource>> MakeSequenceSource(
+    std::vector<SourcePart> parts, const SequenceSourceOptions& options);
+
+}  // namespace oasiskv
