@@ -12,7 +12,20 @@ target_include_directories(oasiskv_options INTERFACE
 if(OASISKV_SANITIZER)
   target_compile_options(oasiskv_options INTERFACE -fsanitize=${OASISKV_SANITIZER} -fno-omit-frame-pointer)
   target_link_options(oasiskv_options INTERFACE -fsanitize=${OASISKV_SANITIZER})
+  if(OASISKV_SANITIZER MATCHES "undefined")
+    # A report that the process survives is a report that no test sees.
+    target_compile_options(oasiskv_options INTERFACE -fno-sanitize-recover=undefined)
+  endif()
 endif()
+
+# Every target is compiled through ccache where it is installed (a launcher given by the caller wins).
+find_program(OASISKV_CCACHE ccache)
+mark_as_advanced(OASISKV_CCACHE)
+foreach(language IN ITEMS C CXX)
+  if(OASISKV_CCACHE AND NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
+    set(CMAKE_${language}_COMPILER_LAUNCHER "${OASISKV_CCACHE}")
+  endif()
+endforeach()
 
 # oasiskv_library(NAME pool SOURCES a.cc b.cc DEPS oasiskv::common absl::status)
 # makes the static library oasiskv_pool with the alias oasiskv::pool.
@@ -35,6 +48,7 @@ function(oasiskv_program)
 endfunction()
 
 # oasiskv_test(NAME slab_test LABEL unit SOURCES slab_test.cc DEPS oasiskv::pool [TIMEOUT 60])
+# The target tests_LABEL builds all tests of a label, and nothing else.
 function(oasiskv_test)
   cmake_parse_arguments(ARG "" "NAME;LABEL;TIMEOUT" "SOURCES;DEPS" ${ARGN})
   if(NOT OASISKV_BUILD_TESTS)
@@ -48,4 +62,10 @@ function(oasiskv_test)
   set_target_properties(${ARG_NAME} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
   add_test(NAME ${ARG_NAME} COMMAND ${ARG_NAME})
   set_tests_properties(${ARG_NAME} PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT})
+  foreach(label IN LISTS ARG_LABEL)
+    if(NOT TARGET tests_${label})
+      add_custom_target(tests_${label})
+    endif()
+    add_dependencies(tests_${label} ${ARG_NAME})
+  endforeach()
 endfunction()

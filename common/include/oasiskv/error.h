@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "oasiskv/export.h"
 
 namespace oasiskv {
 
@@ -40,19 +41,19 @@ enum class ErrorCode : int {
 };
 
 // "STALE", "LEASE_EXPIRED", ...: the proto's names without their prefix.
-absl::string_view ErrorCodeName(ErrorCode code);
+OASISKV_EXPORT absl::string_view ErrorCodeName(ErrorCode code);
 
 // The canonical status code that goes with `code` (kCapacity -> kResourceExhausted, ...).
-absl::StatusCode CanonicalCode(ErrorCode code);
+OASISKV_EXPORT absl::StatusCode CanonicalCode(ErrorCode code);
 
 // A status of CanonicalCode(code) with `code` as its payload. The message begins with the code's name.
-absl::Status MakeError(ErrorCode code, absl::string_view message);
+OASISKV_EXPORT absl::Status MakeError(ErrorCode code, absl::string_view message);
 
 // The payload's code; kUnspecified for an OK status; for a status without a payload the nearest code of its
 // canonical one (so that an error of a library is never taken for success).
-ErrorCode ErrorCodeOf(const absl::Status& status);
+OASISKV_EXPORT ErrorCode ErrorCodeOf(const absl::Status& status);
 
 // `status` with "context: " put before its message; code and payload stay.
-absl::Status Annotate(const absl::Status& status, absl::string_view context);
+OASISKV_EXPORT absl::Status Annotate(const absl::Status& status, absl::string_view context);
 
 }  // namespace oasiskv

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "oasiskv/export.h"
 #include "oasiskv/ids.h"
 
 namespace oasiskv {
@@ -16,9 +17,9 @@ enum class ElementType : uint8_t { kUnspecified = 0, kFloat16 = 1, kBFloat16 = 2
 // kLatent (MLA): an entry is block_tokens latent vectors, which serve as key and as value; there is one head.
 enum class Packing : uint8_t { kUnspecified = 0, kKeyThenValue = 1, kLatent = 2 };
 
-uint32_t ElementBytes(ElementType type);
-absl::string_view ElementTypeName(ElementType type);
-absl::string_view PackingName(Packing packing);
+OASISKV_EXPORT uint32_t ElementBytes(ElementType type);
+OASISKV_EXPORT absl::string_view ElementTypeName(ElementType type);
+OASISKV_EXPORT absl::string_view PackingName(Packing packing);
 
 // Thread contract: a plain value.
 //
@@ -26,7 +27,7 @@ absl::string_view PackingName(Packing packing);
 // K[block_tokens][head_dim] then V[block_tokens][head_dim] (or one latent array); a summary is min[head_dim] then
 // max[head_dim] of the entry's keys (latents), in the element type. All offsets are in bytes from the frame's start
 // and are computed, never listed.
-struct Geometry {
+struct OASISKV_EXPORT Geometry {
   uint32_t layers = 0;
   uint32_t kv_heads = 0;        // of this shard; 1 for kLatent
   uint32_t head_dim = 0;        // elements of one key (one latent vector for kLatent)
@@ -72,7 +73,7 @@ struct Geometry {
 };
 
 // What a KV belongs to. Two sequences of equal shape but another identity never mix.
-struct Identity {
+struct OASISKV_EXPORT Identity {
   std::string model;     // e.g. "Qwen/Qwen3-8B"
   std::string revision;  // e.g. a commit hash of the weights
   std::string tenant;    // isolation domain; may be empty
