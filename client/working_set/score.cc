@@ -1,0 +1,185 @@
+#include "client/working_set/score.h"
+
+#include <algorithm>
+
+#include "client/working_set/element.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+namespace oasiskv {
+namespace {
+
+constexpr uint32_t kLanes = 16;
+constexpr uint32_t kHeadsAtOnce = 4;  // accumulators of four heads fit the registers of AVX2
+
+// Sums of up to kHeadsAtOnce heads against one block.
+using BlockSums = float[kHeadsAtOnce];
+
+// A kernel gives the bounds of `heads` query heads, [head][head_dim] at `queries`, against one
+// summary.
+using Kernel = void (*)(ElementType type, uint32_t head_dim, const std::byte* summary,
+                        const float* queries, uint32_t heads, BlockSums& sums);
+
+float Fold(float (&lanes)[kLanes]) {
+  for (uint32_t width = kLanes / 2; width > 0; width /= 2) {
+    for (uint32_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+
+void ScalarKernel(ElementType type, uint32_t head_dim, const std::byte* summary,
+                  const float* queries, uint32_t heads, BlockSums& sums) {
+  for (uint32_t h = 0; h < heads; ++h) {
+    const float* q = queries + uint64_t{h} * head_dim;
+    float lanes[kLanes] = {};
+    for (uint32_t d = 0; d < head_dim; ++d) {
+      const float a = q[d] * LoadElement(type, summary, d);
+      const float b = q[d] * LoadElement(type, summary, uint64_t{head_dim} + d);
+      lanes[d % kLanes] += a > b ? a : b;
+    }
+    sums[h] = Fold(lanes);
+  }
+}
+
+#if defined(__x86_64__)
+
+// No "fma" here: a fused multiply-add would round otherwise than the scalar code.
+#define OASISKV_AVX2 __attribute__((target("avx2,f16c")))
+
+OASISKV_AVX2 inline __m256 Load8(ElementType type, const std::byte* base, uint64_t index) {
+  if (type == ElementType::kFloat32) {
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(base) + index);
+  }
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(base + index * 2));
+  if (type == ElementType::kFloat16) return _mm256_cvtph_ps(bits);
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+// The dimensions after the last whole group of lanes, padded with zeros: adding their 0 changes no
+// sum, since a sum that began at 0.0 is never -0.0.
+struct Tail {
+  Tail(ElementType type, uint32_t head_dim, const std::byte* summary)
+      : first(head_dim - head_dim % kLanes), count(head_dim % kLanes) {
+    for (uint32_t i = 0; i < count; ++i) {
+      low[i] = LoadElement(type, summary, first + i);
+      high[i] = LoadElement(type, summary, uint64_t{head_dim} + first + i);
+    }
+  }
+  void Query(const float* q, float (&out)[kLanes]) const {
+    std::copy_n(q + first, count, out);
+    std::fill(out + count, out + kLanes, 0.0f);
+  }
+  const uint32_t first, count;
+  float low[kLanes] = {};
+  float high[kLanes] = {};
+};
+
+OASISKV_AVX2 inline __m256 Bound8(__m256 sum, __m256 q, __m256 low, __m256 high) {
+  return _mm256_add_ps(sum, _mm256_max_ps(_mm256_mul_ps(q, low), _mm256_mul_ps(q, high)));
+}
+
+template <uint32_t kHeads>
+OASISKV_AVX2 void Avx2Heads(ElementType type, uint32_t head_dim, const std::byte* summary,
+                            const float* queries, BlockSums& sums) {
+  __m256 left[kHeads], right[kHeads];  // lanes 0-7 and 8-15
+  for (uint32_t h = 0; h < kHeads; ++h) left[h] = right[h] = _mm256_setzero_ps();
+  uint32_t d = 0;
+  for (; d + kLanes <= head_dim; d += kLanes) {
+    const __m256 low0 = Load8(type, summary, d), low1 = Load8(type, summary, d + 8);
+    const __m256 high0 = Load8(type, summary, head_dim + d);
+    const __m256 high1 = Load8(type, summary, head_dim + d + 8);
+    for (uint32_t h = 0; h < kHeads; ++h) {
+      const float* q = queries + uint64_t{h} * head_dim + d;
+      left[h] = Bound8(left[h], _mm256_loadu_ps(q), low0, high0);
+      right[h] = Bound8(right[h], _mm256_loadu_ps(q + 8), low1, high1);
+    }
+  }
+  if (d < head_dim) {
+    const Tail tail(type, head_dim, summary);
+    float q[kLanes];
+    for (uint32_t h = 0; h < kHeads; ++h) {
+      tail.Query(queries + uint64_t{h} * head_dim, q);
+      left[h] = Bound8(left[h], _mm256_loadu_ps(q), _mm256_loadu_ps(tail.low),
+                       _mm256_loadu_ps(tail.high));
+      right[h] = Bound8(right[h], _mm256_loadu_ps(q + 8), _mm256_loadu_ps(tail.low + 8),
+                        _mm256_loadu_ps(tail.high + 8));
+    }
+  }
+  for (uint32_t h = 0; h < kHeads; ++h) {
+    float lanes[kLanes];
+    _mm256_storeu_ps(lanes, left[h]);
+    _mm256_storeu_ps(lanes + 8, right[h]);
+    sums[h] = Fold(lanes);
+  }
+}
+
+void Avx2Kernel(ElementType type, uint32_t head_dim, const std::byte* summary, const float* queries,
+                uint32_t heads, BlockSums& sums) {
+  switch (heads) {
+    case 1:
+      return Avx2Heads<1>(type, head_dim, summary, queries, sums);
+    case 2:
+      return Avx2Heads<2>(type, head_dim, summary, queries, sums);
+    case 3:
+      return Avx2Heads<3>(type, head_dim, summary, queries, sums);
+    default:
+      return Avx2Heads<4>(type, head_dim, summary, queries, sums);
+  }
+}
+
+#endif  // defined(__x86_64__)
+
+Kernel KernelFor(ScoreKernel kernel) {
+#if defined(__x86_64__)
+  if (kernel == ScoreKernel::kAvx2) return Avx2Kernel;
+#endif
+  return ScalarKernel;
+}
+
+float Combine(GroupCombine combine, float so_far, float next) {
+  if (combine != GroupCombine::kMax) return so_far + next;
+  return next > so_far || next != next ? next : so_far;  // a NaN stays, whichever side it is on
+}
+
+}  // namespace
+
+bool ScoreKernelSupported(ScoreKernel kernel) {
+  if (kernel == ScoreKernel::kScalar) return true;
+#if defined(__x86_64__)
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+  return f16c && __builtin_cpu_supports("avx2");
+#else
+  return false;
+#endif
+}
+
+void ScoreBlocksWith(ScoreKernel kernel, const ScoreInput& in, float* scores) {
+  const Kernel run = KernelFor(kernel);
+  for (uint32_t b = 0; b < in.blocks; ++b) {
+    const std::byte* summary = in.summaries + int64_t{b} * in.block_stride;
+    float score = 0.0f;
+    for (uint32_t first = 0; first < in.group; first += kHeadsAtOnce) {
+      const uint32_t heads = std::min(kHeadsAtOnce, in.group - first);
+      BlockSums sums;
+      run(in.element_type, in.head_dim, summary, in.queries + uint64_t{first} * in.head_dim, heads,
+          sums);
+      for (uint32_t h = 0; h < heads; ++h) {
+        score = first + h == 0 ? sums[0] : Combine(in.combine, score, sums[h]);
+      }
+    }
+    if (in.combine == GroupCombine::kMean) score /= static_cast<float>(in.group);
+    scores[b] = score;
+  }
+}
+
+void ScoreBlocks(const ScoreInput& input, float* scores) {
+  static const ScoreKernel best =
+      ScoreKernelSupported(ScoreKernel::kAvx2) ? ScoreKernel::kAvx2 : ScoreKernel::kScalar;
+  ScoreBlocksWith(best, input, scores);
+}
+
+}  // namespace oasiskv

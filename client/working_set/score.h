@@ -1,0 +1,41 @@
+// How promising a block is for a query, from its key summary alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "oasiskv/geometry.h"
+#include "oasiskv/selection.h"
+
+namespace oasiskv {
+
+// One KV head's summaries and the queries of its group. Query head h of a model belongs to KV head
+// h / (query_heads / kv_heads), so a group's queries are adjacent in [query_head][head_dim].
+struct ScoreInput {
+  // Block b's min[head_dim] then max[head_dim] at summaries + b * block_stride bytes; any
+  // alignment.
+  const std::byte* summaries = nullptr;
+  int64_t block_stride = 0;
+  ElementType element_type = ElementType::kUnspecified;
+  uint32_t head_dim = 0;
+  uint32_t blocks = 0;
+  const float* queries = nullptr;  // [group][head_dim]
+  uint32_t group = 1;              // query heads of this KV head
+  GroupCombine combine = GroupCombine::kMax;
+};
+
+// scores[b] = combine over the group of sum_d max(q_d * min_d, q_d * max_d): an upper bound of q.k
+// over the block's keys.
+//
+// The order of the additions is fixed, so that every implementation gives the same bits: 16
+// partial sums, dimension d into sum d % 16 by rising d, then folded 8, 4, 2, 1; heads are combined
+// by rising head. max(a, b) is `a > b ? a : b`. A NaN of one head makes the block's score NaN.
+void ScoreBlocks(const ScoreInput& input, float* scores);
+
+// The implementations behind ScoreBlocks, for tests that compare them.
+enum class ScoreKernel { kScalar = 0, kAvx2 = 1 };
+bool ScoreKernelSupported(ScoreKernel kernel);  // by this processor
+// Pre-condition: supported.
+void ScoreBlocksWith(ScoreKernel kernel, const ScoreInput& input, float* scores);
+
+}  // namespace oasiskv

@@ -1,0 +1,227 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "client/working_set/element.h"
+#include "client/working_set/score.h"
+#include "client/working_set/summary.h"
+#include "client/working_set/topk.h"
+#include "gtest/gtest.h"
+
+namespace oasiskv {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+uint32_t Bits(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+TEST(ElementTest, Float16ValuesOfEveryClass) {
+  EXPECT_EQ(Float16ToFloat(0x3c00), 1.0f);
+  EXPECT_EQ(Float16ToFloat(0xc500), -5.0f);
+  EXPECT_EQ(Float16ToFloat(0x7bff), 65504.0f);
+  EXPECT_EQ(Float16ToFloat(0x0001), 0x1p-24f);
+  EXPECT_EQ(Float16ToFloat(0x83ff), -1023 * 0x1p-24f);
+  EXPECT_EQ(Float16ToFloat(0x0400), 0x1p-14f);
+  EXPECT_EQ(Bits(Float16ToFloat(0x8000)), 0x80000000u);
+  EXPECT_EQ(Float16ToFloat(0x7c00), kInf);
+  EXPECT_EQ(Float16ToFloat(0xfc00), -kInf);
+  EXPECT_TRUE(std::isnan(Float16ToFloat(0x7e01)));
+  EXPECT_EQ(BFloat16ToFloat(0x3f80), 1.0f);
+  EXPECT_EQ(BFloat16ToFloat(0xc0a0), -5.0f);
+}
+
+// Random bit patterns make every kind of number, subnormal, infinity and NaN.
+std::vector<std::byte> RandomElements(ElementType type, size_t count, std::mt19937& rng,
+                                      bool any_bits) {
+  std::vector<std::byte> out(count * ElementBytes(type));
+  for (size_t i = 0; i < count; ++i) {
+    if (any_bits) {
+      const uint32_t bits = rng();
+      std::memcpy(&out[i * ElementBytes(type)], &bits, ElementBytes(type));
+      continue;
+    }
+    const float value = std::uniform_real_distribution<float>(-3, 3)(rng);
+    const uint32_t bits = Bits(value);
+    if (type == ElementType::kFloat32) {
+      std::memcpy(&out[i * 4], &value, 4);
+    } else if (type == ElementType::kBFloat16) {
+      const uint16_t half = static_cast<uint16_t>(bits >> 16);
+      std::memcpy(&out[i * 2], &half, 2);
+    } else {  // the exponent re-biased; values below 2^-14 become 0
+      const uint32_t exponent = (bits >> 23) & 0xff;
+      const uint16_t half =
+          exponent < 113 ? 0
+                         : static_cast<uint16_t>(((bits >> 16) & 0x8000) |
+                                                 ((exponent - 112) << 10) | ((bits >> 13) & 0x3ff));
+      std::memcpy(&out[i * 2], &half, 2);
+    }
+  }
+  return out;
+}
+
+class ScoreTest : public testing::TestWithParam<ElementType> {};
+
+TEST_P(ScoreTest, IsTheUpperBoundByItsDefinition) {
+  std::mt19937 rng(1);
+  const ElementType type = GetParam();
+  for (uint32_t dim : {1u, 7u, 16u, 64u, 100u, 128u}) {
+    for (GroupCombine combine : {GroupCombine::kMax, GroupCombine::kMean, GroupCombine::kSum}) {
+      const uint32_t group = 1 + rng() % 9, blocks = 5;
+      const auto summaries = RandomElements(type, blocks * 2 * dim, rng, false);
+      std::vector<float> queries(group * dim);
+      for (float& q : queries) q = std::uniform_real_distribution<float>(-2, 2)(rng);
+      ScoreInput in{summaries.data(),
+                    int64_t{2} * dim * ElementBytes(type),
+                    type,
+                    dim,
+                    blocks,
+                    queries.data(),
+                    group,
+                    combine};
+      std::vector<float> scores(blocks);
+      ScoreBlocks(in, scores.data());
+      for (uint32_t b = 0; b < blocks; ++b) {
+        double expected = combine == GroupCombine::kMax ? -1e300 : 0;
+        for (uint32_t h = 0; h < group; ++h) {
+          double sum = 0;
+          for (uint32_t d = 0; d < dim; ++d) {
+            const double q = queries[h * dim + d];
+            const double low = LoadElement(type, summaries.data(), (2 * b) * dim + d);
+            const double high = LoadElement(type, summaries.data(), (2 * b + 1) * dim + d);
+            sum += std::max(q * low, q * high);
+          }
+          expected = combine == GroupCombine::kMax ? std::max(expected, sum) : expected + sum;
+        }
+        if (combine == GroupCombine::kMean) expected /= group;
+        EXPECT_NEAR(scores[b], expected, 1e-3) << "dim " << dim << " group " << group;
+      }
+    }
+  }
+}
+
+TEST_P(ScoreTest, EveryKernelGivesTheSameBits) {
+  if (!ScoreKernelSupported(ScoreKernel::kAvx2)) GTEST_SKIP() << "needs AVX2 and F16C";
+  std::mt19937 rng(2);
+  const ElementType type = GetParam();
+  for (int round = 0; round < 400; ++round) {
+    const uint32_t dim = 1 + rng() % 150, group = 1 + rng() % 9, blocks = 1 + rng() % 6;
+    const bool any_bits = round % 2 == 0;
+    const uint32_t gap = rng() % 3;  // odd strides: nothing may lean on alignment
+    const int64_t stride = int64_t{2} * dim * ElementBytes(type) + gap;
+    auto summaries = RandomElements(type, blocks * (2 * dim + 2), rng, any_bits);
+    std::vector<float> queries(group * dim);
+    for (float& q : queries) {
+      q = std::normal_distribution<float>(0, 2)(rng);
+      if (any_bits && rng() % 40 == 0) q = std::array{kInf, -kInf, kNan, 0.0f, -0.0f}[rng() % 5];
+    }
+    ScoreInput in{summaries.data(), stride,         type,  dim,
+                  blocks,           queries.data(), group, GroupCombine(rng() % 3)};
+    std::vector<float> scalar(blocks), simd(blocks);
+    ScoreBlocksWith(ScoreKernel::kScalar, in, scalar.data());
+    ScoreBlocksWith(ScoreKernel::kAvx2, in, simd.data());
+    for (uint32_t b = 0; b < blocks; ++b) {
+      if (std::isnan(scalar[b])) {
+        EXPECT_TRUE(std::isnan(simd[b]));
+      } else {
+        ASSERT_EQ(Bits(scalar[b]), Bits(simd[b])) << scalar[b] << " against " << simd[b];
+      }
+    }
+  }
+}
+
+TEST_P(ScoreTest, NeverReadsPastTheLastSummary) {
+  const ElementType type = GetParam();
+  for (uint32_t dim = 1; dim < 40; ++dim) {
+    const size_t bytes = 2 * dim * ElementBytes(type);
+    std::vector<std::byte> exact(bytes);  // a sanitizer sees one byte too many
+    std::vector<float> query(dim, 1.0f);
+    float score = 1;
+    ScoreBlocks({exact.data(), static_cast<int64_t>(bytes), type, dim, 1, query.data(), 1,
+                 GroupCombine::kMax},
+                &score);
+    EXPECT_EQ(score, 0.0f);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, ScoreTest,
+                         testing::Values(ElementType::kFloat16, ElementType::kBFloat16,
+                                         ElementType::kFloat32),
+                         [](const auto& type) { return std::string(ElementTypeName(type.param)); });
+
+TEST(ScoreCombineTest, NanOfOneHeadMakesTheBlocksScoreNan) {
+  const float summary[2] = {-1, 1};
+  for (uint32_t at = 0; at < 6; ++at) {
+    for (GroupCombine combine : {GroupCombine::kMax, GroupCombine::kMean, GroupCombine::kSum}) {
+      std::vector<float> queries(6, 2.0f);
+      queries[at] = kNan;
+      float score = 0;
+      ScoreBlocks({reinterpret_cast<const std::byte*>(summary), 8, ElementType::kFloat32, 1, 1,
+                   queries.data(), 6, combine},
+                  &score);
+      EXPECT_TRUE(std::isnan(score));
+    }
+  }
+}
+
+TEST(TopKTest, AgreesWithAStableSort) {
+  std::mt19937 rng(3);
+  std::vector<uint64_t> scratch;
+  for (int round = 0; round < 500; ++round) {
+    const uint32_t n = rng() % 200, k = rng() % 210;
+    std::vector<float> scores(n);
+    for (float& s : scores) {
+      s = std::array{
+          0.0f, -0.0f, kNan, kInf, -kInf, 1.5f, -1.5f, static_cast<float>(rng())}[rng() % 8];
+    }
+    std::vector<int32_t> expected(n);
+    std::iota(expected.begin(), expected.end(), 0);
+    std::stable_sort(expected.begin(), expected.end(), [&](int32_t a, int32_t b) {
+      if (std::isnan(scores[a]) || std::isnan(scores[b])) {
+        return !std::isnan(scores[a]) && std::isnan(scores[b]);
+      }
+      return scores[a] > scores[b];
+    });
+    expected.resize(k, -1);
+    std::vector<int32_t> got(k, 77);
+    EXPECT_EQ(TopK(scores.data(), n, k, got.data(), scratch), std::min(n, k));
+    ASSERT_EQ(got, expected);
+  }
+}
+
+TEST(SummaryTest, IsTheMinAndMaxOfTheKeys) {
+  // Keys of 3 tokens, 4 dimensions, one float apart from each other.
+  const float keys[3][5] = {
+      {1, -0.0f, kNan, kNan, 9}, {-2, 0.0f, 4, kNan, 9}, {3, -0.0f, -4, kNan, 9}};
+  float summary[8];
+  SummariseKeys(ElementType::kFloat32, 4, reinterpret_cast<const std::byte*>(keys), 20, 3,
+                reinterpret_cast<std::byte*>(summary));
+  EXPECT_EQ(summary[0], -2.0f);
+  EXPECT_EQ(Bits(summary[1]), 0x80000000u);
+  EXPECT_EQ(summary[2], -4.0f);
+  EXPECT_TRUE(std::isnan(summary[3]));
+  EXPECT_EQ(summary[4], 3.0f);
+  EXPECT_EQ(Bits(summary[5]), 0x80000000u);
+  EXPECT_EQ(summary[6], 4.0f);
+  EXPECT_TRUE(std::isnan(summary[7]));
+
+  const uint16_t halves[2][1] = {{0xbf80}, {0x4000}};  // -1 and 2 in bfloat16
+  uint16_t half_summary[2];
+  SummariseKeys(ElementType::kBFloat16, 1, reinterpret_cast<const std::byte*>(halves), 2, 2,
+                reinterpret_cast<std::byte*>(half_summary));
+  EXPECT_EQ(half_summary[0], 0xbf80);
+  EXPECT_EQ(half_summary[1], 0x4000);
+}
+
+}  // namespace
+}  // namespace oasiskv

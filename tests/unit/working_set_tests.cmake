@@ -1,0 +1,3 @@
+oasiskv_test(NAME working_set_score_test LABEL unit
+  SOURCES unit/working_set_score_test.cc
+  DEPS oasiskv::working_set)
