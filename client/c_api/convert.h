@@ -1,0 +1,36 @@
+// Between the C ABI's structures and the C++ ones.
+#pragma once
+
+#include <chrono>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/c_api/guard.h"
+#include "oasiskv/geometry.h"
+
+namespace oasiskv::c_api {
+
+absl::StatusOr<Geometry> ToGeometry(const oasiskv_geometry* geometry);
+absl::StatusOr<Identity> ToIdentity(const oasiskv_identity* identity);
+
+inline std::string OrEmpty(const char* text) { return text == nullptr ? std::string() : text; }
+
+inline std::chrono::nanoseconds Milliseconds(uint64_t ms) {
+  constexpr uint64_t kMost =
+      uint64_t{365} * 24 * 3600 * 1000;  // keeps the product far from an overflow
+  return std::chrono::milliseconds(std::min(ms, kMost));
+}
+
+// An enum that arrives as a number: INVALID_ARGUMENT naming the field unless it is at most `last`.
+template <typename E>
+absl::StatusOr<E> ToEnum(uint32_t value, E last, absl::string_view field) {
+  if (value > static_cast<uint32_t>(last)) {
+    return MakeError(ErrorCode::kInvalidArgument, std::string(field) + " is " +
+                                                      std::to_string(value) + "; the most is " +
+                                                      std::to_string(static_cast<uint32_t>(last)));
+  }
+  return static_cast<E>(value);
+}
+
+}  // namespace oasiskv::c_api
