@@ -1,0 +1,21 @@
+"""Client of the oasiskv disaggregated KV memory service: a thin layer over its C ABI.
+
+    client = oasiskv.Client("127.0.0.1:7400")
+    producer = client.open("request-1/0", identity, geometry, blocks=64)      # prefill side
+    reader = client.attach("request-1/0", identity, geometry)                 # decode side
+
+Every call that can wait drops the GIL. Failed calls raise the subclass of `OasisError` that goes with the
+code (oasiskv.Stale, oasiskv.LeaseExpired, ...). Arrays are numpy arrays; where memory is handed in, anything
+with the buffer interface or a raw address (int) is taken as well.
+"""
+
+from oasiskv.client import Client, Fabric
+from oasiskv.errors import *  # noqa: F401,F403 - one class per error code
+from oasiskv.errors import OasisError
+from oasiskv.geometry import Combine, ElementType, Geometry, Identity, Packing
+from oasiskv.native import crc32c, library_path, set_log_level, version
+from oasiskv.producer import Producer
+from oasiskv.reader import Fetch, Reader
+from oasiskv.working_set import HostCache, Late, Loss, Mode, ResidentView, Source, WorkingSet
+
+__version__ = "0.1.0"

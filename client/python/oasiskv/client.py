@@ -1,0 +1,94 @@
+"""Connection to one daemon."""
+
+import ctypes
+import enum
+
+from oasiskv import native
+from oasiskv.geometry import Geometry, Identity
+from oasiskv.native import Handle, call, text
+from oasiskv.producer import Producer
+from oasiskv.reader import Reader
+
+
+class Fabric(enum.IntEnum):
+    AUTO = 0  # shm on the daemon's own host, else ucx
+    SHM = 1
+    UCX = 2
+
+
+def milliseconds(seconds: float) -> int:
+    """Seconds to whole milliseconds; more than 0 never becomes 0, which would mean the default."""
+    if seconds < 0:
+        raise ValueError(f"a time of {seconds} s")
+    return max(1, round(seconds * 1000)) if seconds else 0
+
+
+class Client(Handle):
+    """Thread contract: safe for concurrent use. Times are seconds; 0 means the default."""
+
+    _kind = "client"
+
+    def __init__(self, address: str = "127.0.0.1:7400", fabric: Fabric = Fabric.AUTO, *, rpc_timeout: float = 0,
+                 read_timeout: float = 0, lease: float = 0, verify_checksums: bool = False):
+        out = ctypes.c_void_p()
+        options = native.CClientOptions(
+            address=text(address), fabric=fabric, rpc_timeout_ms=milliseconds(rpc_timeout),
+            read_timeout_ms=milliseconds(read_timeout), lease_ms=milliseconds(lease),
+            verify_checksums=int(verify_checksums),
+        )
+        call("client_connect", ctypes.byref(options), ctypes.byref(out))
+        super().__init__(out)
+
+    def open(self, name: str, identity: Identity, geometry: Geometry, blocks: int = 0, *, checksums: bool = False,
+             lease: float = 0) -> Producer:
+        """A new sequence with `blocks` frames reserved. Raises AlreadyExists, Capacity, Draining, InvalidArgument."""
+        out = ctypes.c_void_p()
+        spec = native.CProducerSpec(
+            name=text(name), identity=ctypes.pointer(identity.to_c()), geometry=ctypes.pointer(geometry.to_c()),
+            blocks=blocks, checksums=int(checksums), lease_ms=milliseconds(lease),
+        )
+        call("producer_open", self.raw, ctypes.byref(spec), ctypes.byref(out))
+        return Producer(out, geometry)
+
+    def attach(self, name: str, identity: Identity, geometry: Geometry, *, first_head: int = 0, head_count: int = 0,
+               lease: float = 0, wait_for_seal: float = 0) -> Reader:
+        """A reader's grant to (a head range of) a sequence. `geometry` is the shard's as the caller expects it.
+
+        Raises NotFound, NotSealed, GeometryMismatch, IdentityMismatch, OutOfRange, Capacity.
+        """
+        out = ctypes.c_void_p()
+        spec = native.CReaderSpec(
+            name=text(name), identity=ctypes.pointer(identity.to_c()), geometry=ctypes.pointer(geometry.to_c()),
+            first_head=first_head, head_count=head_count, lease_ms=milliseconds(lease),
+            wait_for_seal_ms=milliseconds(wait_for_seal),
+        )
+        call("reader_attach", self.raw, ctypes.byref(spec), ctypes.byref(out))
+        return Reader(out, geometry)
+
+    def release_sequence(self, name: str, identity: Identity) -> bool:
+        """The request has ended. False when there was no such sequence (any more)."""
+        released = ctypes.c_uint32()
+        call("client_release_sequence", self.raw, text(name), ctypes.byref(identity.to_c()), ctypes.byref(released))
+        return released.value > 0
+
+    def abort(self, name: str, identity: Identity, reason: str = "") -> int:
+        """Revokes every grant of the sequence at once; gives their number."""
+        revoked = ctypes.c_uint32()
+        call("client_abort", self.raw, text(name), ctypes.byref(identity.to_c()), text(reason), ctypes.byref(revoked))
+        return revoked.value
+
+    def health(self) -> None:
+        """Returns when the daemon answers as far as is known; raises PeerLost otherwise."""
+        call("client_health", self.raw)
+
+    def describe(self) -> str:
+        """One line: daemon, version, fabric and why it was chosen."""
+        buffer = ctypes.create_string_buffer(1024)
+        call("client_describe", self.raw, buffer, len(buffer))
+        return buffer.value.decode(errors="replace")
+
+    def stats(self) -> dict:
+        """Counters since the client was made (names: oasiskv_client_stats)."""
+        out = native.CClientStats()
+        call("client_stats_get", self.raw, ctypes.byref(out))
+        return out.as_dict()

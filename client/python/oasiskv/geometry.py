@@ -1,0 +1,93 @@
+"""Geometry and identity of a sequence (design words: oasiskv/geometry.h)."""
+
+import ctypes
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+from oasiskv.native import CGeometry, CIdentity, CLayout, call, text
+
+
+class ElementType(enum.IntEnum):
+    FLOAT16 = 1
+    BFLOAT16 = 2  # numpy has no such type: arrays of it are uint16
+    FLOAT32 = 3
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype({1: np.float16, 2: np.uint16, 3: np.float32}[int(self)])
+
+
+class Packing(enum.IntEnum):
+    KEY_THEN_VALUE = 1
+    LATENT = 2  # MLA
+
+
+class Combine(enum.IntEnum):
+    """How the query heads of one GQA group make one score."""
+
+    MAX = 0
+    MEAN = 1
+    SUM = 2
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Shape of one shard's KV. `first_head` and `total_kv_heads` place the shard in the model (default: all of it)."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    element_type: ElementType = ElementType.BFLOAT16
+    block_tokens: int = 16
+    packing: Packing = Packing.KEY_THEN_VALUE
+    first_head: int = 0
+    total_kv_heads: int = 0
+
+    def to_c(self) -> CGeometry:
+        return CGeometry(
+            layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim, block_tokens=self.block_tokens,
+            element_type=self.element_type, packing=self.packing, first_head=self.first_head,
+            total_kv_heads=self.total_kv_heads,
+        )
+
+    def _layout(self) -> CLayout:
+        out = CLayout()
+        call("geometry_layout", ctypes.byref(self.to_c()), ctypes.byref(out))
+        return out
+
+    @property
+    def dtype(self) -> np.dtype:
+        return ElementType(self.element_type).dtype
+
+    @property
+    def entry_bytes(self) -> int:
+        """One block of one layer and head: all keys, then all values."""
+        return self._layout().entry_bytes
+
+    @property
+    def entry_shape(self) -> tuple:
+        """(2, block_tokens, head_dim): K and V; (1, block_tokens, head_dim) for latent packing."""
+        halves = 1 if self.packing == Packing.LATENT else 2
+        return (halves, self.block_tokens, self.head_dim)
+
+    @property
+    def summary_bytes(self) -> int:
+        return self._layout().summary_bytes
+
+    @property
+    def frame_bytes(self) -> int:
+        return self._layout().frame_bytes
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What the KV belongs to; equal shapes of another identity never mix."""
+
+    model: str
+    revision: str = ""
+    tenant: str = ""
+
+    def to_c(self) -> CIdentity:
+        return CIdentity(model=text(self.model), revision=text(self.revision), tenant=text(self.tenant))

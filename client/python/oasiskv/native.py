@@ -1,0 +1,263 @@
+"""Loads liboasiskv.so and declares the C ABI (oasiskv.h); nothing outside the package needs this module.
+
+ctypes.CDLL drops the GIL for the length of every call.
+"""
+
+import ctypes
+import os
+import pathlib
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+
+from oasiskv.errors import error_for
+
+
+def library_path() -> str:
+    """OASISKV_LIBRARY, or the library beside this file, or whatever the loader finds."""
+    named = os.environ.get("OASISKV_LIBRARY")
+    if named:
+        return named
+    beside = pathlib.Path(__file__).with_name("liboasiskv.so")
+    return str(beside) if beside.exists() else "liboasiskv.so"
+
+
+class Struct(ctypes.Structure):
+    """A structure of the C ABI: its first field is its own size."""
+
+    def __init__(self, **fields):
+        super().__init__(struct_size=ctypes.sizeof(self), **fields)
+
+    def as_dict(self) -> dict:
+        return {name: getattr(self, name) for name, *_ in self._fields_ if name != "struct_size"}
+
+
+def _struct(name: str, *fields):
+    return type(name, (Struct,), {"_fields_": [("struct_size", c_size_t), *fields]})
+
+
+def _counters(*names):
+    return [(name, c_uint64) for name in names]
+
+
+CGeometry = _struct(
+    "CGeometry",
+    *[(n, c_uint32) for n in ("layers", "kv_heads", "head_dim", "block_tokens", "element_type", "packing")],
+    ("first_head", c_uint32),
+    ("total_kv_heads", c_uint32),
+)
+CIdentity = _struct("CIdentity", ("model", c_char_p), ("revision", c_char_p), ("tenant", c_char_p))
+CLayout = _struct("CLayout", ("entry_bytes", c_uint32), ("summary_bytes", c_uint32), ("frame_bytes", c_uint32))
+CClientOptions = _struct(
+    "CClientOptions",
+    ("address", c_char_p),
+    ("fabric", c_uint32),
+    ("rpc_timeout_ms", c_uint64),
+    ("read_timeout_ms", c_uint64),
+    ("lease_ms", c_uint64),
+    ("verify_checksums", c_uint32),
+)
+CClientStats = _struct(
+    "CClientStats",
+    *_counters(
+        "reads", "writes", "pieces", "requests", "bytes_read", "bytes_written", "request_bytes", "grant_checks",
+        "stale_reads", "expired_reads", "deadline_reads", "failed_reads", "checksums_verified",
+        "checksum_failures", "reconnects", "renewals", "grants_lost",
+    ),
+)
+CProducerSpec = _struct(
+    "CProducerSpec",
+    ("name", c_char_p),
+    ("identity", POINTER(CIdentity)),
+    ("geometry", POINTER(CGeometry)),
+    ("blocks", c_uint32),
+    ("checksums", c_uint32),
+    ("lease_ms", c_uint64),
+)
+CSealSpec = _struct(
+    "CSealSpec",
+    ("token_count", c_uint64),
+    ("first_queries", POINTER(c_float)),
+    ("query_heads", c_uint32),
+    ("combine", c_uint32),
+    ("top_k", c_uint32),
+    ("blob", c_char_p),
+    ("blob_size", c_size_t),
+)
+CReaderSpec = _struct(
+    "CReaderSpec",
+    ("name", c_char_p),
+    ("identity", POINTER(CIdentity)),
+    ("geometry", POINTER(CGeometry)),
+    ("first_head", c_uint32),
+    ("head_count", c_uint32),
+    ("lease_ms", c_uint64),
+    ("wait_for_seal_ms", c_uint64),
+)
+CReaderInfo = _struct(
+    "CReaderInfo",
+    ("sealed", c_uint32),
+    ("token_count", c_uint64),
+    ("blocks", c_uint32),
+    ("first_head", c_uint32),
+    ("head_count", c_uint32),
+    ("first_topk_k", c_uint32),
+    ("first_topk", POINTER(c_int32)),
+    ("blob", c_void_p),
+    ("blob_size", c_size_t),
+)
+CSourceOptions = _struct("CSourceOptions", ("host_cache", c_uint32), ("host_cache_bytes", c_uint64))
+CSourceStats = _struct(
+    "CSourceStats", *_counters("remote_bytes", "remote_entries", "host_hits", "host_bytes", "written_back")
+)
+CWorkingSetOptions = _struct(
+    "CWorkingSetOptions",
+    ("geometry", POINTER(CGeometry)),
+    ("query_heads", c_uint32),
+    ("resident_blocks", c_uint32),
+    ("fetch_ratio", c_double),
+    *[(n, c_uint32) for n in ("mode", "combine", "late", "loss")],
+    ("late_deadline_ms", c_uint64),
+    ("max_requests", c_uint32),
+    ("max_blocks", c_uint32),
+)
+CWorkingSetStats = _struct(
+    "CWorkingSetStats",
+    *_counters(
+        "steps", "predicted", "hit", "admitted", "promoted", "refused_by_cap", "late", "skipped", "degraded",
+        "demanded", "bytes_moved", "bytes_used", "admission_bytes", "agreement_samples",
+    ),
+    ("agreement_sum", c_double),
+)
+CResidentView = _struct(
+    "CResidentView", ("pages", c_void_p), ("map", c_void_p), ("local_tokens", c_uint32), ("local_block", c_uint32)
+)
+
+
+class CKvView(ctypes.Structure):
+    _fields_ = [("base", c_void_p), ("token_stride", c_int64), ("head_stride", c_int64)]
+
+
+_HANDLE = c_void_p
+_OUT = POINTER(c_void_p)
+_ROWS = [_HANDLE, c_uint32, c_void_p, c_size_t]  # working set, layer, slots, rows
+
+# name without its oasiskv_ prefix -> argument types; all of these return a code
+_FALLIBLE = {
+    "set_log_level": [c_int],
+    "geometry_layout": [POINTER(CGeometry), POINTER(CLayout)],
+    "client_connect": [POINTER(CClientOptions), _OUT],
+    "client_health": [_HANDLE],
+    "client_describe": [_HANDLE, c_char_p, c_size_t],
+    "client_stats_get": [_HANDLE, POINTER(CClientStats)],
+    "client_release_sequence": [_HANDLE, c_char_p, POINTER(CIdentity), POINTER(c_uint32)],
+    "client_abort": [_HANDLE, c_char_p, POINTER(CIdentity), c_char_p, POINTER(c_uint32)],
+    "producer_open": [_HANDLE, POINTER(CProducerSpec), _OUT],
+    "producer_extend": [_HANDLE, c_uint32],
+    "producer_write_tokens": [_HANDLE, c_uint32, c_uint64, c_uint32, CKvView, CKvView],
+    "producer_commit_written": [_HANDLE],
+    "producer_commit": [_HANDLE, c_uint32, c_uint32, c_uint32, c_uint32],
+    "producer_seal": [_HANDLE, POINTER(CSealSpec)],
+    "producer_abort": [_HANDLE, c_char_p],
+    "reader_attach": [_HANDLE, POINTER(CReaderSpec), _OUT],
+    "reader_info_get": [_HANDLE, POINTER(CReaderInfo)],
+    "reader_health": [_HANDLE],
+    "reader_release": [_HANDLE],
+    "reader_fetch": [_HANDLE, c_void_p, c_size_t, c_uint64],
+    "reader_fetch_start": [_HANDLE, c_void_p, c_size_t, c_uint64, _OUT],
+    "reader_fetch_layers": [_HANDLE, c_uint32, c_uint32, c_uint32, c_void_p, c_uint64],
+    "reader_fetch_summaries": [_HANDLE, c_uint32, c_uint32, c_void_p, c_uint64],
+    "reader_fetch_topk": [_HANDLE, c_uint32, c_uint32, c_void_p, c_size_t, c_void_p, c_int64, c_uint64],
+    "fetch_done": [_HANDLE, POINTER(c_uint32)],
+    "fetch_wait": [_HANDLE],
+    "fetch_cancel": [_HANDLE],
+    "source_make": [_OUT, c_size_t, POINTER(CSourceOptions), _OUT],
+    "source_stats_get": [_HANDLE, POINTER(CSourceStats)],
+    "working_set_create": [POINTER(CWorkingSetOptions), _OUT],
+    "working_set_admit": [_HANDLE, _HANDLE, POINTER(c_uint32)],
+    "working_set_leave": [_HANDLE, c_uint32],
+    "working_set_append": [*_ROWS, c_void_p, c_void_p],
+    "working_set_submit": [*_ROWS, c_void_p],
+    "working_set_submit_topk": [*_ROWS, c_void_p, c_uint32],
+    "working_set_attention_done": _ROWS,
+    "working_set_wait": _ROWS,
+    "working_set_resolve": [*_ROWS, c_void_p],
+    "working_set_sample_agreement": [*_ROWS, c_void_p],
+    "working_set_view": [_HANDLE, c_uint32, c_uint32, POINTER(CResidentView)],
+    "working_set_fetch_cap": [_HANDLE, POINTER(c_uint32)],
+    "working_set_stats_get": [_HANDLE, POINTER(CWorkingSetStats)],
+}
+_FREES = ("client", "producer", "reader", "fetch", "source", "working_set")
+
+_lib = ctypes.CDLL(library_path())
+_lib.oasiskv_last_error.restype = c_char_p
+_lib.oasiskv_version.restype = c_char_p
+_lib.oasiskv_crc32c.restype = c_uint32
+_lib.oasiskv_crc32c.argtypes = [c_void_p, c_size_t, c_uint32]
+_FUNCTIONS = {}
+for _name, _args in _FALLIBLE.items():
+    _FUNCTIONS[_name] = getattr(_lib, "oasiskv_" + _name)
+    _FUNCTIONS[_name].restype = c_int
+    _FUNCTIONS[_name].argtypes = _args
+for _name in _FREES:
+    _free = getattr(_lib, f"oasiskv_{_name}_free")
+    _free.restype = None
+    _free.argtypes = [c_void_p]
+
+
+def call(name: str, *args) -> None:
+    """Calls oasiskv_<name>; raises the error's class when it fails."""
+    code = _FUNCTIONS[name](*args)
+    if code != 0:
+        raise error_for(code, _lib.oasiskv_last_error().decode(errors="replace"))
+
+
+class Handle:
+    """Owner of one handle of the C ABI. close() frees it; using it afterwards raises ValueError."""
+
+    _kind: str  # "client", "reader", ...
+
+    def __init__(self, pointer: c_void_p):
+        self._pointer = pointer
+
+    @property
+    def raw(self) -> c_void_p:
+        if not self._pointer:
+            raise ValueError(f"this {self._kind} is closed")
+        return self._pointer
+
+    def close(self) -> None:
+        pointer, self._pointer = getattr(self, "_pointer", None), None
+        if pointer:
+            getattr(_lib, f"oasiskv_{self._kind}_free")(pointer)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def __del__(self):
+        self.close()
+
+
+def text(value) -> bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
+def version() -> str:
+    """The library's version."""
+    return _lib.oasiskv_version().decode()
+
+
+def set_log_level(level: int) -> None:
+    """0 debug, 1 info (default), 2 warning, 3 error, 4 off; the library logs to stderr."""
+    call("set_log_level", level)
+
+
+def crc32c(data, seed: int = 0) -> int:
+    """CRC32C (RFC 3720) of anything with the buffer interface, continued from `seed`."""
+    view = memoryview(data).cast("B")
+    if view.nbytes == 0:
+        return seed
+    if view.readonly:
+        view = memoryview(bytearray(view))
+    return _lib.oasiskv_crc32c(ctypes.addressof(ctypes.c_char.from_buffer(view)), view.nbytes, seed)

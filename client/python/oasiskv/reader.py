@@ -1,0 +1,134 @@
+"""The decode side of one attached sequence."""
+
+import ctypes
+
+import numpy as np
+
+from oasiskv import native
+from oasiskv.geometry import Geometry
+from oasiskv.memory import address_of
+from oasiskv.native import Handle, call
+
+# oasiskv_entry_read, laid out as the C compiler does.
+ENTRY_READ = np.dtype([("block", "<u4"), ("layer", "<u4"), ("head", "<u4"), ("into", "<u8")], align=True)
+
+
+class Fetch(Handle):
+    """A batch in flight. Thread contract: one thread at a time. After wait(), cancel() or close() nothing writes to
+    its buffers any more."""
+
+    _kind = "fetch"
+
+    def __init__(self, pointer, memory):
+        super().__init__(pointer)
+        self._memory = memory  # lives as long as the library may write to it
+
+    def done(self) -> bool:
+        out = ctypes.c_uint32()
+        call("fetch_done", self.raw, ctypes.byref(out))
+        return bool(out.value)
+
+    def wait(self) -> None:
+        """Returns when all bytes are there and the grant was still valid afterwards; raises otherwise."""
+        call("fetch_wait", self.raw)
+
+    def cancel(self) -> None:
+        call("fetch_cancel", self.raw)
+
+
+class Reader(Handle):
+    """Made by Client.attach. Thread contract: safe for concurrent use. Timeouts are seconds, 0: the client's."""
+
+    _kind = "reader"
+
+    def __init__(self, pointer, geometry: Geometry):
+        super().__init__(pointer)
+        self.geometry = geometry
+        info = native.CReaderInfo()
+        call("reader_info_get", self.raw, ctypes.byref(info))
+        self.sealed = bool(info.sealed)
+        self.token_count = info.token_count
+        self.blocks = info.blocks
+        self.first_head = info.first_head
+        self.head_count = info.head_count
+        k = info.first_topk_k
+        shape = (geometry.layers, geometry.kv_heads, k)
+        #: int32 [layers, kv_heads of the shard, k], best first, -1 for none; None when the producer gave none.
+        self.first_topk = np.ctypeslib.as_array(info.first_topk, shape).copy() if k else None
+        self.blob = ctypes.string_at(info.blob, info.blob_size) if info.blob_size else b""
+
+    def entries_array(self, count: int) -> np.ndarray:
+        """A fresh array [count, halves, block_tokens, head_dim] that a fetch can fill."""
+        return np.empty((count, *self.geometry.entry_shape), dtype=self.geometry.dtype)
+
+    def fetch(self, blocks, layers, heads, into=None, timeout: float = 0) -> np.ndarray:
+        """Entries (blocks[i], layers[i], heads[i]) into into[i]; scalars are spread. Gives `into`."""
+        reads, into = self._reads(blocks, layers, heads, into)
+        call("reader_fetch", self.raw, reads.ctypes.data, len(reads), _ms(timeout))
+        return into
+
+    def fetch_start(self, blocks, layers, heads, into=None, timeout: float = 0):
+        """As fetch, at once: gives (Fetch, into)."""
+        reads, into = self._reads(blocks, layers, heads, into)
+        out = ctypes.c_void_p()
+        call("reader_fetch_start", self.raw, reads.ctypes.data, len(reads), _ms(timeout), ctypes.byref(out))
+        return Fetch(out, into), into
+
+    def fetch_layers(self, block: int, first_layer: int = 0, layers: int = 0, into=None, timeout: float = 0):
+        """[layers, head_count, halves, block_tokens, head_dim] of one block; layers 0: all from first_layer on."""
+        layers = layers or self.geometry.layers - first_layer
+        if into is None:
+            into = self.entries_array(layers * self.head_count)
+        need = layers * self.head_count * self.geometry.entry_bytes
+        call("reader_fetch_layers", self.raw, block, first_layer, layers, address_of(into, need, True, "into"),
+             _ms(timeout))
+        if isinstance(into, np.ndarray) and into.nbytes == need:
+            return into.reshape(layers, self.head_count, *self.geometry.entry_shape)
+        return into
+
+    def fetch_summaries(self, first_block: int, blocks: int, into=None, timeout: float = 0) -> np.ndarray:
+        """[blocks, layers, head_count, 2 (min, max), head_dim]."""
+        g = self.geometry
+        if into is None:
+            into = np.empty((blocks, g.layers, self.head_count, 2, g.head_dim), dtype=g.dtype)
+        need = blocks * g.layers * self.head_count * g.summary_bytes
+        call("reader_fetch_summaries", self.raw, first_block, blocks, address_of(into, need, True, "into"),
+             _ms(timeout))
+        return into
+
+    def fetch_topk(self, layer: int, head: int, blocks, into=None, timeout: float = 0) -> np.ndarray:
+        """blocks[i] of one layer and head into into[i]. -1 is padding (its place is left as it was), a block named
+        twice is fetched once, another number out of range raises OutOfRange naming its index."""
+        blocks = np.ascontiguousarray(blocks, dtype=np.int32)
+        if into is None:
+            into = np.zeros((len(blocks), *self.geometry.entry_shape), dtype=self.geometry.dtype)
+        stride = self.geometry.entry_bytes
+        call("reader_fetch_topk", self.raw, layer, head, blocks.ctypes.data, len(blocks),
+             address_of(into, stride * len(blocks), True, "into"), stride, _ms(timeout))
+        return into
+
+    def health(self) -> None:
+        """Raises what keeps the grant from being used now (LeaseExpired, Stale, PeerLost)."""
+        call("reader_health", self.raw)
+
+    def release(self) -> None:
+        """Gives the grant back now; fetches after it raise Stale."""
+        call("reader_release", self.raw)
+
+    def _reads(self, blocks, layers, heads, into):
+        blocks, layers, heads = np.broadcast_arrays(*(np.atleast_1d(a) for a in (blocks, layers, heads)))
+        for name, array in (("blocks", blocks), ("layers", layers), ("heads", heads)):
+            if array.size and (array.min() < 0 or array.max() >= 1 << 32):
+                raise ValueError(f"{name} holds {array.min()} to {array.max()}; entry numbers are 0 to 2^32 - 1")
+        count, size = blocks.size, self.geometry.entry_bytes
+        if into is None:
+            into = self.entries_array(count)
+        reads = np.zeros(count, dtype=ENTRY_READ)
+        reads["block"], reads["layer"], reads["head"] = blocks, layers, heads
+        base = address_of(into, count * size, True, "into")
+        reads["into"] = base + np.arange(count, dtype=np.uint64) * np.uint64(size)
+        return reads, into
+
+
+def _ms(seconds: float) -> int:
+    return max(1, round(seconds * 1000)) if seconds else 0

@@ -1,0 +1,180 @@
+"""The decode side's working set (the step's order of calls: oasiskv/working_set.h)."""
+
+import ctypes
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+
+from oasiskv import native
+from oasiskv.geometry import Combine, Geometry, Packing
+from oasiskv.memory import as_array, view_at
+from oasiskv.native import Handle, call
+
+
+class HostCache(enum.IntEnum):
+    AUTO = 0  # keep fetched entries unless they are read over shm
+    ALWAYS = 1
+    NEVER = 2
+
+
+class Mode(enum.IntEnum):
+    CAPPED = 0
+    EXACT = 1
+
+
+class Late(enum.IntEnum):
+    WAIT = 0
+    SKIP = 1
+
+
+class Loss(enum.IntEnum):
+    FAIL = 0
+    DEGRADE = 1
+
+
+class Source(Handle):
+    """One request's KV: readers of one or several shards joined into a decode rank's heads, in order.
+
+    Thread contract: safe for concurrent use. Keeps the attachments alive; the readers may be closed.
+    """
+
+    _kind = "source"
+
+    def __init__(self, *readers, host_cache: HostCache = HostCache.AUTO, host_cache_bytes: int = 0):
+        handles = (ctypes.c_void_p * len(readers))(*(r.raw for r in readers))
+        options = native.CSourceOptions(host_cache=host_cache, host_cache_bytes=host_cache_bytes)
+        out = ctypes.c_void_p()
+        call("source_make", handles, len(readers), ctypes.byref(options), ctypes.byref(out))
+        super().__init__(out)
+
+    def stats(self) -> dict:
+        """remote_bytes, remote_entries, host_hits, host_bytes, written_back."""
+        out = native.CSourceStats()
+        call("source_stats_get", self.raw, ctypes.byref(out))
+        return out.as_dict()
+
+
+@dataclass(frozen=True)
+class ResidentView:
+    """The pages of one request and layer. They are the working set's own memory: valid, and unchanged, from wait()
+    to attention_done() of that layer."""
+
+    pages: np.ndarray  # [kv_heads, K + 1, halves, block_tokens, head_dim]; page K is the local block
+    map: np.ndarray  # int32 [kv_heads, K]: the logical block of each page, -1 empty
+    local_tokens: int  # tokens of the local block that are valid
+    local_block: int
+
+
+class WorkingSet(Handle):
+    """Thread contract: one thread drives the steps.
+
+    slots are request slots as admit() gave them, one per row; queries float32 [rows, query_heads, head_dim]; keys and
+    values [rows, kv_heads, head_dim] in the geometry's dtype.
+    """
+
+    _kind = "working_set"
+
+    def __init__(self, geometry: Geometry, query_heads: int, *, resident_blocks: int = 128, fetch_ratio: float = 0.05,
+                 mode: Mode = Mode.CAPPED, combine: Combine = Combine.MAX, late: Late = Late.WAIT,
+                 loss: Loss = Loss.FAIL, late_deadline: float = 5.0, max_requests: int = 1, max_blocks: int = 8192):
+        self.geometry = geometry
+        self.query_heads = query_heads
+        self.resident_blocks = resident_blocks
+        options = native.CWorkingSetOptions(
+            geometry=ctypes.pointer(geometry.to_c()), query_heads=query_heads, resident_blocks=resident_blocks,
+            fetch_ratio=fetch_ratio if fetch_ratio > 0 else -1.0, mode=mode, combine=combine, late=late, loss=loss,
+            late_deadline_ms=max(1, round(late_deadline * 1000)), max_requests=max_requests, max_blocks=max_blocks,
+        )
+        out = ctypes.c_void_p()
+        call("working_set_create", ctypes.byref(options), ctypes.byref(out))
+        super().__init__(out)
+
+    @property
+    def fetch_cap(self) -> int:
+        """Blocks that may change per head, layer and step."""
+        out = ctypes.c_uint32()
+        call("working_set_fetch_cap", self.raw, ctypes.byref(out))
+        return out.value
+
+    def admit(self, source: Source) -> int:
+        """Pulls summaries and the first working set; gives the request's slot."""
+        slot = ctypes.c_uint32()
+        call("working_set_admit", self.raw, source.raw, ctypes.byref(slot))
+        return slot.value
+
+    def leave(self, slot: int) -> None:
+        call("working_set_leave", self.raw, slot)
+
+    def wait(self, layer: int, slots) -> None:
+        rows = _slots(slots)
+        call("working_set_wait", self.raw, layer, rows.ctypes.data, len(rows))
+
+    def append(self, layer: int, slots, keys: np.ndarray, values: np.ndarray = None) -> None:
+        rows = _slots(slots)
+        g = self.geometry
+        shape = (len(rows), g.kv_heads, g.head_dim)
+        keys = _same_dtype(keys, g, shape, "keys")
+        if g.packing == Packing.LATENT:
+            values_address = None
+        else:
+            values = _same_dtype(values, g, shape, "values")
+            values_address = values.ctypes.data
+        call("working_set_append", self.raw, layer, rows.ctypes.data, len(rows), keys.ctypes.data, values_address)
+
+    def submit(self, layer: int, slots, queries: np.ndarray) -> None:
+        """Queries that predict the next step."""
+        self._with_queries("working_set_submit", layer, slots, queries)
+
+    def submit_topk(self, layer: int, slots, topk: np.ndarray) -> None:
+        """A ready list instead of queries: int32 [rows, kv_heads, k], -1 for padding."""
+        rows = _slots(slots)
+        topk = as_array(topk, np.int32, (len(rows), self.geometry.kv_heads, None), "topk")
+        call("working_set_submit_topk", self.raw, layer, rows.ctypes.data, len(rows), topk.ctypes.data, topk.shape[2])
+
+    def resolve(self, layer: int, slots, queries: np.ndarray) -> None:
+        """Exact mode: makes the true top-K of these queries resident now."""
+        self._with_queries("working_set_resolve", layer, slots, queries)
+
+    def sample_agreement(self, layer: int, slots, queries: np.ndarray) -> None:
+        """Capped mode: compares these (true) queries' top-K with the prediction made for this step."""
+        self._with_queries("working_set_sample_agreement", layer, slots, queries)
+
+    def attention_done(self, layer: int, slots) -> None:
+        rows = _slots(slots)
+        call("working_set_attention_done", self.raw, layer, rows.ctypes.data, len(rows))
+
+    def view(self, layer: int, slot: int) -> ResidentView:
+        out = native.CResidentView()
+        call("working_set_view", self.raw, layer, slot, ctypes.byref(out))
+        g, k = self.geometry, self.resident_blocks
+        return ResidentView(
+            pages=view_at(out.pages, (g.kv_heads, k + 1, *g.entry_shape), g.dtype, self),
+            map=view_at(out.map, (g.kv_heads, k), np.int32, self),
+            local_tokens=out.local_tokens,
+            local_block=out.local_block,
+        )
+
+    def stats(self) -> dict:
+        """Counters over all requests (names: oasiskv_working_set_stats)."""
+        out = native.CWorkingSetStats()
+        call("working_set_stats_get", self.raw, ctypes.byref(out))
+        return out.as_dict()
+
+    def _with_queries(self, name: str, layer: int, slots, queries) -> None:
+        rows = _slots(slots)
+        queries = as_array(queries, np.float32, (len(rows), self.query_heads, self.geometry.head_dim), "queries")
+        call(name, self.raw, layer, rows.ctypes.data, len(rows), queries.ctypes.data)
+
+
+def _slots(slots) -> np.ndarray:
+    return np.atleast_1d(np.ascontiguousarray(slots, dtype=np.uint32))
+
+
+def _same_dtype(array: np.ndarray, geometry: Geometry, shape, what: str) -> np.ndarray:
+    """Shape and dtype must be right as they are: a silent conversion of KV would change its bytes."""
+    if array is None:
+        raise ValueError(f"{what} are missing")
+    if array.dtype != geometry.dtype:
+        raise ValueError(f"{what} has dtype {array.dtype}; {geometry.dtype} is needed")
+    return as_array(array, geometry.dtype, shape, what)

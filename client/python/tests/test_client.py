@@ -1,0 +1,295 @@
+"""The Python package against a real daemon, over every fabric of this machine."""
+
+import multiprocessing
+import signal
+import threading
+import time
+import unittest
+
+import numpy as np
+
+import oasiskv
+from daemon import Daemon
+
+GEOMETRY = oasiskv.Geometry(layers=3, kv_heads=4, head_dim=16, element_type=oasiskv.ElementType.FLOAT16)
+IDENTITY = oasiskv.Identity("test/model", "rev-1")
+TOKENS = 70  # four whole blocks and one of six tokens
+
+
+def some_kv(seed: int, geometry=GEOMETRY, tokens=TOKENS):
+    rng = np.random.default_rng(seed)
+    shape = (geometry.layers, tokens, geometry.kv_heads, geometry.head_dim)
+    return rng.standard_normal(shape).astype(geometry.dtype), rng.standard_normal(shape).astype(geometry.dtype)
+
+
+def put(client, name, seed, **seal):
+    keys, values = some_kv(seed)
+    producer = client.open(name, IDENTITY, GEOMETRY, blocks=5)
+    for layer in range(GEOMETRY.layers):
+        producer.write_tokens(layer, 0, keys[layer], values[layer])
+    producer.seal(TOKENS, **seal)
+    producer.close()
+    return keys, values
+
+
+def expected_entry(keys, values, block, layer, head):
+    entry = np.zeros(GEOMETRY.entry_shape, dtype=GEOMETRY.dtype)
+    rows = slice(block * 16, min(block * 16 + 16, TOKENS))
+    count = rows.stop - rows.start
+    entry[0, :count] = keys[layer, rows, head]
+    entry[1, :count] = values[layer, rows, head]
+    return entry
+
+
+class ClientTest(unittest.TestCase):
+    fabric = None
+
+    @classmethod
+    def setUpClass(cls):
+        if cls.fabric is None:
+            raise unittest.SkipTest("base of the per-fabric cases")
+        cls.daemon = Daemon()
+        cls.client = oasiskv.Client(cls.daemon.address, cls.fabric)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.client.close()
+        cls.daemon.stop()
+
+    def test_put_and_fetch_gives_the_same_bytes(self):
+        queries = np.random.default_rng(5).standard_normal((GEOMETRY.layers, 8, GEOMETRY.head_dim)).astype(np.float32)
+        keys, values = put(self.client, "round-trip", 1, first_queries=queries, top_k=3, blob=b"draft")
+        with self.client.attach("round-trip", IDENTITY, GEOMETRY) as reader:
+            self.assertTrue(reader.sealed)
+            self.assertEqual((reader.token_count, reader.blocks, reader.blob), (TOKENS, 5, b"draft"))
+            self.assertEqual(reader.first_topk.shape, (3, 4, 3))
+            got = reader.fetch([4, 0, 2], [0, 1, 2], [3, 0, 1])
+            for i, (block, layer, head) in enumerate([(4, 0, 3), (0, 1, 0), (2, 2, 1)]):
+                np.testing.assert_array_equal(got[i], expected_entry(keys, values, block, layer, head))
+            whole = reader.fetch_layers(1)
+            for layer in range(GEOMETRY.layers):
+                for head in range(GEOMETRY.kv_heads):
+                    np.testing.assert_array_equal(whole[layer, head], expected_entry(keys, values, 1, layer, head))
+            summaries = reader.fetch_summaries(0, 4)
+            first = keys[2, 16:32, 1]
+            np.testing.assert_array_equal(summaries[1, 2, 1, 0], first.min(axis=0))
+            np.testing.assert_array_equal(summaries[1, 2, 1, 1], first.max(axis=0))
+
+    def test_topk_list_with_padding_duplicates_and_a_bad_number(self):
+        keys, values = put(self.client, "topk", 2)
+        with self.client.attach("topk", IDENTITY, GEOMETRY) as reader:
+            into = np.full((5, *GEOMETRY.entry_shape), 7, dtype=GEOMETRY.dtype)
+            reader.fetch_topk(1, 2, [3, -1, 0, 3, -1], into)
+            for i, block in ((0, 3), (2, 0), (3, 3)):
+                np.testing.assert_array_equal(into[i], expected_entry(keys, values, block, 1, 2))
+            self.assertTrue((into[[1, 4]] == 7).all())
+            with self.assertRaisesRegex(oasiskv.OutOfRange, "2"):
+                reader.fetch_topk(1, 2, [0, 1, 99])
+            with self.assertRaises(oasiskv.OutOfRange):
+                reader.fetch_topk(1, 2, [0, -2])
+
+    def test_async_fetch(self):
+        keys, values = put(self.client, "async", 3)
+        with self.client.attach("async", IDENTITY, GEOMETRY) as reader:
+            fetch, into = reader.fetch_start([0, 1], 0, [0, 1])
+            fetch.wait()
+            self.assertTrue(fetch.done())
+            np.testing.assert_array_equal(into[1], expected_entry(keys, values, 1, 0, 1))
+            fetch.close()
+
+    def test_each_refusal_has_its_own_class(self):
+        put(self.client, "refusals", 4)
+        reader = self.client.attach("refusals", IDENTITY, GEOMETRY, first_head=1, head_count=2)
+        with self.assertRaises(oasiskv.OutOfRange):
+            reader.fetch(5, 0, 1)
+        with self.assertRaises(oasiskv.OutOfRange):
+            reader.fetch(0, 3, 1)
+        with self.assertRaises(oasiskv.Foreign):
+            reader.fetch(0, 0, 0)
+        with self.assertRaises(oasiskv.Foreign):
+            reader.fetch(0, 0, 3)
+        reader.release()
+        with self.assertRaises(oasiskv.Stale):
+            reader.fetch(0, 0, 1)
+        aborted = self.client.attach("refusals", IDENTITY, GEOMETRY)
+        self.assertEqual(self.client.abort("refusals", IDENTITY, "test"), 1)
+        with self.assertRaises(oasiskv.Stale):
+            aborted.fetch(0, 0, 1)
+        with self.assertRaises(oasiskv.NotFound):
+            self.client.attach("refusals", IDENTITY, GEOMETRY)
+
+    def test_uncommitted_blocks_are_refused(self):
+        keys, values = some_kv(6)
+        producer = self.client.open("open", IDENTITY, GEOMETRY, blocks=5)
+        producer.write_tokens(0, 0, keys[0, :40], values[0, :40])  # two and a half blocks of one layer
+        with self.assertRaises(oasiskv.NotCommitted):
+            producer.commit(0, 1, 2, 1)
+        producer.commit_written()
+        with self.client.attach("open", IDENTITY, GEOMETRY) as reader:
+            self.assertFalse(reader.sealed)
+            np.testing.assert_array_equal(reader.fetch(1, 0, 0)[0], expected_entry(keys, values, 1, 0, 0))
+            for block, layer in ((2, 0), (0, 1)):
+                with self.assertRaises(oasiskv.NotCommitted):
+                    reader.fetch(block, layer, 0)
+        with self.assertRaises(oasiskv.NotSealed):
+            self.client.attach("open", IDENTITY, GEOMETRY, wait_for_seal=0.05)
+        producer.close()  # aborts
+        with self.assertRaises(oasiskv.NotFound):
+            self.client.attach("open", IDENTITY, GEOMETRY)
+
+    def test_disagreement_names_the_field(self):
+        put(self.client, "shape", 8)
+        other = oasiskv.Geometry(layers=3, kv_heads=4, head_dim=16, block_tokens=32,
+                                 element_type=oasiskv.ElementType.FLOAT16)
+        with self.assertRaisesRegex(oasiskv.GeometryMismatch, "block_tokens.*16.*32"):
+            self.client.attach("shape", IDENTITY, other)
+
+    def test_another_identity_is_another_name_space_or_refused(self):
+        put(self.client, "tenant", 9)
+        with self.assertRaises((oasiskv.IdentityMismatch, oasiskv.NotFound)):
+            self.client.attach("tenant", oasiskv.Identity("test/model", "rev-2"), GEOMETRY)
+        with self.assertRaises((oasiskv.IdentityMismatch, oasiskv.NotFound)):
+            self.client.attach("tenant", oasiskv.Identity("test/model", "rev-1", "other"), GEOMETRY)
+
+    def test_bad_arguments_are_exceptions(self):
+        with self.assertRaises(oasiskv.InvalidArgument):
+            self.client.open("", IDENTITY, GEOMETRY, blocks=1)
+        with self.assertRaises(oasiskv.InvalidArgument):
+            self.client.open("bad", IDENTITY, oasiskv.Geometry(layers=0, kv_heads=1, head_dim=1))
+        producer = self.client.open("bad-dtype", IDENTITY, GEOMETRY, blocks=1)
+        with self.assertRaises(ValueError):
+            producer.write_tokens(0, 0, np.zeros((16, 4, 16), np.float32), np.zeros((16, 4, 16), np.float32))
+        producer.close()
+        with self.assertRaises(ValueError):
+            producer.extend(1)
+
+    def test_the_gil_is_free_during_a_wait(self):
+        ticks = 0
+        stop = threading.Event()
+
+        def count():
+            nonlocal ticks
+            while not stop.is_set():
+                ticks += 1
+                time.sleep(0.001)
+
+        counter = threading.Thread(target=count)
+        counter.start()
+        with self.assertRaises((oasiskv.NotFound, oasiskv.NotSealed)):
+            self.client.attach("never", IDENTITY, GEOMETRY, wait_for_seal=0.5)
+        stop.set()
+        counter.join()
+        self.assertGreater(ticks, 20)
+
+    def test_working_set_runs_and_agrees_with_the_bytes(self):
+        keys, values = put(self.client, "working-set", 10)
+        reader = self.client.attach("working-set", IDENTITY, GEOMETRY)
+        source = oasiskv.Source(reader)
+        rng = np.random.default_rng(11)
+        with oasiskv.WorkingSet(GEOMETRY, 8, resident_blocks=2, fetch_ratio=1.0, mode=oasiskv.Mode.EXACT) as ws:
+            slot = ws.admit(source)
+            for _ in range(12):
+                for layer in range(GEOMETRY.layers):
+                    query = rng.standard_normal((1, 8, 16)).astype(np.float32)
+                    ws.wait(layer, slot)
+                    ws.append(layer, slot, np.ones((1, 4, 16), np.float16), np.ones((1, 4, 16), np.float16))
+                    ws.resolve(layer, slot, query)
+                    ws.submit(layer, slot, query)
+                    view = ws.view(layer, slot)
+                    for head in range(GEOMETRY.kv_heads):
+                        for page, block in enumerate(view.map[head]):
+                            if 0 <= block < 4:
+                                np.testing.assert_array_equal(
+                                    view.pages[head, page], expected_entry(keys, values, block, layer, head))
+                    ws.attention_done(layer, slot)
+            stats = ws.stats()
+            self.assertGreater(stats["demanded"] + stats["admitted"], 0)
+            self.assertEqual(stats["agreement_samples"] > 0, True)
+            ws.leave(slot)
+        source.close()
+        reader.close()
+
+
+class ShmClientTest(ClientTest):
+    fabric = oasiskv.Fabric.SHM
+
+
+class UcxClientTest(ClientTest):
+    fabric = oasiskv.Fabric.UCX
+
+
+def _in_child(client, queue):
+    try:
+        client.health()
+        queue.put("no error")
+    except oasiskv.WrongState as e:
+        queue.put(str(e))
+
+
+class LifeTest(unittest.TestCase):
+    def test_a_dead_daemon_is_an_error_not_a_hang(self):
+        daemon = Daemon()
+        client = oasiskv.Client(daemon.address, rpc_timeout=1)
+        put(client, "doomed", 1)
+        reader = client.attach("doomed", IDENTITY, GEOMETRY)
+        daemon.kill()
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                reader.fetch(0, 0, 0)
+            except (oasiskv.PeerLost, oasiskv.Stale):
+                break
+        else:
+            self.fail("a fetch from a dead daemon went on succeeding")
+        with self.assertRaises((oasiskv.PeerLost, oasiskv.DeadlineExceeded)):
+            client.attach("doomed", IDENTITY, GEOMETRY)
+        reader.close()
+        client.close()
+        daemon.stop()
+
+    def test_an_expired_grant_is_lease_expired(self):
+        daemon = Daemon("--default_lease=1s")
+        client = oasiskv.Client(daemon.address, rpc_timeout=0.3)
+        put(client, "leased", 1)
+        reader = client.attach("leased", IDENTITY, GEOMETRY)
+        daemon.process.send_signal(signal.SIGSTOP)  # renewals fail; the holder's own clock ends the lease
+        deadline = time.monotonic() + 20
+        error = None
+        while time.monotonic() < deadline and not isinstance(error, oasiskv.LeaseExpired):
+            try:
+                reader.fetch(0, 0, 0)
+            except oasiskv.OasisError as e:
+                error = e
+        daemon.process.send_signal(signal.SIGCONT)
+        self.assertIsInstance(error, oasiskv.LeaseExpired)
+        while time.monotonic() < deadline:  # the daemon was stopped too: it expired nobody, and the lease comes back
+            try:
+                reader.fetch(0, 0, 0)
+                break
+            except oasiskv.LeaseExpired:
+                time.sleep(0.05)
+        else:
+            self.fail("the lease did not come back after the daemon went on")
+        reader.close()
+        client.close()
+        daemon.stop()
+
+    def test_nobody_listens(self):
+        with self.assertRaisesRegex(oasiskv.PeerLost, "127.0.0.1:1"):
+            oasiskv.Client("127.0.0.1:1", rpc_timeout=1)
+
+    def test_a_forked_child_is_refused(self):
+        daemon = Daemon()
+        client = oasiskv.Client(daemon.address)
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        child = context.Process(target=_in_child, args=(client, queue))
+        child.start()
+        self.assertIn("fork", queue.get(timeout=30))
+        child.join(30)
+        client.close()
+        daemon.stop()
+
+
+if __name__ == "__main__":
+    unittest.main()
