@@ -73,7 +73,7 @@ class OASISKV_EXPORT Client {
   ClientStats Stats() const;
 
  private:
-  class Impl;
+  class OASISKV_HIDDEN Impl;
   explicit Client(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;
 };

@@ -82,7 +82,7 @@ class OASISKV_EXPORT Producer {
 
  private:
   friend class Client;
-  class Impl;
+  class OASISKV_HIDDEN Impl;
   explicit Producer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

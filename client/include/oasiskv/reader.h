@@ -103,7 +103,7 @@ class OASISKV_EXPORT Reader {
 
  private:
   friend class Client;
-  class Impl;
+  class OASISKV_HIDDEN Impl;
   explicit Reader(std::shared_ptr<Impl> impl);
   std::shared_ptr<Impl> impl_;
 };
