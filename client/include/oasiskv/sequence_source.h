@@ -49,6 +49,9 @@ class OASISKV_EXPORT EntrySource {
   virtual absl::Status WriteBack(BlockIndex block, LayerIndex layer,
                                  std::span<const std::byte> entries,
                                  std::span<const std::byte> summaries) = 0;
+  // True: fetched entries stay in this host's memory, so that an admission pulls whole layer-blocks
+  // of the union instead of each head's own entries.
+  virtual bool KeepsFetched() const { return false; }
   virtual absl::Status Health() const = 0;
   virtual SourceStats Stats() const = 0;
 };
