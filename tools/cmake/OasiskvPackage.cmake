@@ -2,18 +2,17 @@
 
 include(CMakePackageConfigHelpers)
 
-# oasiskv_shared_library(SOURCES a.cc WHOLE oasiskv::session oasiskv::common)
-# makes the target oasiskv (liboasiskv.so): every object of the WHOLE static libraries is in it, so that a public class
-# is exported even though nothing inside refers to it. A program links either this target or the static libraries,
-# never both: two copies of the generated protobuf code in one process abort at start.
+# oasiskv_shared_library(oasiskv::c_api oasiskv::session oasiskv::common)
+# makes the target oasiskv (liboasiskv.so) of every object of the given static libraries, so that a public class is
+# exported even though nothing inside refers to it; what they link comes along. A program links either this target or the
+# static libraries, never both: two copies of the generated protobuf code in one process abort at start.
 function(oasiskv_shared_library)
-  cmake_parse_arguments(ARG "" "" "SOURCES;WHOLE" ${ARGN})
-  add_library(oasiskv SHARED ${ARG_SOURCES})
+  set(objects ${ARGN})
+  list(TRANSFORM objects REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>")
+  add_library(oasiskv SHARED ${objects})
   add_library(oasiskv::oasiskv ALIAS oasiskv)
-  set(whole ${ARG_WHOLE})
-  list(TRANSFORM whole REPLACE "(.+)" "$<LINK_LIBRARY:WHOLE_ARCHIVE,\\1>")
   target_link_libraries(oasiskv
-    PRIVATE oasiskv_options ${whole}
+    PRIVATE oasiskv_options ${ARGN}
     PUBLIC absl::status absl::statusor absl::strings absl::time)
   target_compile_features(oasiskv PUBLIC cxx_std_20)
   target_include_directories(oasiskv INTERFACE

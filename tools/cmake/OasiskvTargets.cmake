@@ -69,3 +69,20 @@ function(oasiskv_test)
     add_dependencies(tests_${label} ${ARG_NAME})
   endforeach()
 endfunction()
+
+# oasiskv_python_test(NAME python.client DIRECTORY client/python/tests [TIMEOUT 120])
+# runs the unittest files (test_*.py) of a folder against the built library and daemon, label python. OASISKV_PYTHON needs
+# what tests/requirements.txt lists; tools/test.sh makes the default one.
+set(OASISKV_PYTHON "${PROJECT_SOURCE_DIR}/build/venv/bin/python" CACHE FILEPATH "Python interpreter of the Python tests")
+function(oasiskv_python_test)
+  cmake_parse_arguments(ARG "" "NAME;DIRECTORY;TIMEOUT" "" ${ARGN})
+  if(NOT OASISKV_BUILD_TESTS OR OASISKV_SANITIZER)
+    return()
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_test(NAME ${ARG_NAME} COMMAND "${OASISKV_PYTHON}" -B -m unittest discover -v -s "${PROJECT_SOURCE_DIR}/${ARG_DIRECTORY}")
+  set_tests_properties(${ARG_NAME} PROPERTIES LABELS python TIMEOUT ${ARG_TIMEOUT}
+    ENVIRONMENT "PYTHONPATH=${PROJECT_SOURCE_DIR}/client/python;OASISKV_LIBRARY=$<TARGET_FILE:oasiskv>;OASISKVD=$<TARGET_FILE:oasiskvd>")
+endfunction()
