@@ -1,0 +1,320 @@
+#include "server/options/options.h"
+
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <limits>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "common/status_macros.h"
+#include "common/version.h"
+#include "oasiskv/error.h"
+#include "server/options/byte_size.h"
+#include "server/options/flag_parser.h"
+
+using oasiskv::server::ByteSize;
+
+ABSL_FLAG(
+    std::string, control_address, "127.0.0.1:7400",
+    "Where the gRPC services listen, host:port or [v6]:port. Port 0: any free port; the ready "
+    "file tells which.");
+ABSL_FLAG(std::string, metrics_address, "127.0.0.1:7401",
+          "Where /metrics is served for Prometheus. Empty: nowhere.");
+ABSL_FLAG(std::string, fabrics, "shm,ucx",
+          "Data planes to serve, a comma list of shm (same host) and ucx (network).");
+ABSL_FLAG(
+    std::string, shm_socket, "",
+    "Path of the Unix socket of the shm fabric. Empty: oasiskvd-<control port>.sock in the first "
+    "of /run/oasiskv, $XDG_RUNTIME_DIR and /tmp that can be written to.");
+ABSL_FLAG(
+    std::string, shm_allowed_uids, "",
+    "Users, a comma list of numbers, that may use the shm fabric besides root and the daemon's "
+    "own user.");
+ABSL_FLAG(int64_t, shm_allowed_gid, -1,
+          "Group, a number, whose members may use the shm fabric. -1: none.");
+ABSL_FLAG(std::string, ucx_address, "127.0.0.1:7402",
+          "Where the ucx fabric listens. Port 0: any free port; Describe tells which.");
+ABSL_FLAG(ByteSize, pool_size, ByteSize{uint64_t{1} << 30},
+          "Memory for frames. A multiple of --slab_size.");
+ABSL_FLAG(ByteSize, arena_size, ByteSize{0},
+          "Size of one mapping of the pool; divides --pool_size. 0: one mapping for all.");
+ABSL_FLAG(
+    ByteSize, slab_size, ByteSize{uint64_t{64} << 20},
+    "Memory that frames of one size take from the pool at a time. A multiple of the page size.");
+ABSL_FLAG(
+    std::string, huge_pages, "off",
+    "off; prefer: take huge pages when there are enough, else warn; require: else do not start.");
+ABSL_FLAG(int, numa_node, -1, "NUMA node the pool lies on. -1: wherever the kernel likes.");
+ABSL_FLAG(int, touch_threads, 0, "Threads that touch the pool at start. 0: one a CPU.");
+ABSL_FLAG(uint32_t, max_grants, 65536, "Grants at one time.");
+ABSL_FLAG(uint32_t, max_sequences, 65536, "Live sequences at one time.");
+ABSL_FLAG(uint32_t, max_blocks_per_sequence, 262144, "Blocks of one sequence.");
+ABSL_FLAG(ByteSize, max_blob_size, ByteSize{uint64_t{1} << 20},
+          "Size of the opaque blob that a seal may carry; at most 2MiB.");
+ABSL_FLAG(ByteSize, max_blobs_size, ByteSize{uint64_t{256} << 20},
+          "Memory for blobs, first top-K lists and checksums of all sequences.");
+ABSL_FLAG(uint32_t, max_attach_waiters, 4096,
+          "Attach calls that wait for a seal at one time; more are refused with CAPACITY.");
+ABSL_FLAG(absl::Duration, default_lease, absl::Seconds(10),
+          "Lease of a grant whose holder asks for none.");
+ABSL_FLAG(absl::Duration, max_lease, absl::Minutes(10), "The longest lease that can be asked for.");
+ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(5),
+          "How long a stopping daemon waits for grants to be given back.");
+ABSL_FLAG(std::string, log_level, "info", "debug, info, warning, error or off.");
+ABSL_FLAG(
+    std::string, ready_file, "",
+    "File to write the bound addresses to, as JSON, once the daemon serves; removed at its end.");
+ABSL_FLAG(bool, print_options, false,
+          "Prints every flag with its value, as a flag file, and ends.");
+ABSL_FLAG(bool, help, false, "Prints this help and ends.");
+ABSL_FLAG(bool, version, false, "Prints the version and ends.");
+
+namespace oasiskv::server {
+namespace {
+
+constexpr char kFolder[] = "server/options/";
+constexpr uint64_t kMaxBlobBytes = uint64_t{2} << 20;  // an Attach answer must stay below 4 MiB
+
+absl::Status Bad(absl::string_view flag, absl::string_view value, absl::string_view why) {
+  return MakeError(ErrorCode::kInvalidArgument, absl::StrCat("--", flag, "=", value, ": ", why));
+}
+
+absl::StatusOr<Address> ReadAddress(absl::string_view flag, const std::string& text,
+                                    uint16_t default_port) {
+  auto address = ParseAddress(text, default_port);
+  if (!address.ok()) return Bad(flag, text, address.status().message());
+  return address;
+}
+
+absl::StatusOr<Duration> ReadDuration(absl::string_view flag, absl::Duration value,
+                                      absl::Duration least) {
+  if (value < least || value > absl::Hours(24)) {
+    return Bad(flag, absl::FormatDuration(value),
+               absl::StrCat("allowed are ", absl::FormatDuration(least), " to 24h"));
+  }
+  return absl::ToChronoNanoseconds(value);
+}
+
+absl::Status ReadFabrics(const std::string& text, Options& options) {
+  options.serve_shm = options.serve_ucx = false;
+  for (const absl::string_view name : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+    if (name == "shm") {
+      options.serve_shm = true;
+    } else if (name == "ucx") {
+      options.serve_ucx = true;
+    } else {
+      return Bad("fabrics", text,
+                 absl::StrCat("'", name, "' is no fabric of this daemon; there are shm and ucx"));
+    }
+  }
+  if (!options.serve_shm && !options.serve_ucx) {
+    return Bad("fabrics", text, "name at least one of shm and ucx");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadShm(Options& options) {
+  options.shm_socket = absl::GetFlag(FLAGS_shm_socket);
+  if (options.shm_socket.size() >= sizeof(sockaddr_un::sun_path)) {
+    return Bad("shm_socket", options.shm_socket,
+               absl::StrCat("a Unix socket's path has at most ", sizeof(sockaddr_un::sun_path) - 1,
+                            " bytes, this has ", options.shm_socket.size()));
+  }
+  const std::string uids = absl::GetFlag(FLAGS_shm_allowed_uids);
+  for (const absl::string_view text : absl::StrSplit(uids, ',', absl::SkipWhitespace())) {
+    uint32_t uid = 0;
+    if (!absl::SimpleAtoi(text, &uid)) {
+      return Bad("shm_allowed_uids", uids, absl::StrCat("'", text, "' is no user number"));
+    }
+    options.shm_allowed_uids.push_back(uid);
+  }
+  options.shm_allowed_gid = absl::GetFlag(FLAGS_shm_allowed_gid);
+  if (options.shm_allowed_gid < -1 ||
+      options.shm_allowed_gid > std::numeric_limits<uint32_t>::max()) {
+    return Bad("shm_allowed_gid", absl::StrCat(options.shm_allowed_gid), "is no group number");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadPool(CoreOptions& core) {
+  core.pool_bytes = absl::GetFlag(FLAGS_pool_size).bytes;
+  core.arena_bytes = absl::GetFlag(FLAGS_arena_size).bytes;
+  core.slab_bytes = absl::GetFlag(FLAGS_slab_size).bytes;
+  const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  if (core.slab_bytes == 0 || core.slab_bytes % page != 0) {
+    return Bad("slab_size", AbslUnparseFlag(ByteSize{core.slab_bytes}),
+               absl::StrCat("must be a multiple of the page size, ", page, " bytes, and not 0"));
+  }
+  if (core.pool_bytes == 0 || core.pool_bytes % core.slab_bytes != 0) {
+    return Bad("pool_size", AbslUnparseFlag(ByteSize{core.pool_bytes}),
+               absl::StrCat("must be a multiple of --slab_size=",
+                            AbslUnparseFlag(ByteSize{core.slab_bytes}), " and not 0"));
+  }
+  if (core.arena_bytes != 0 &&
+      (core.arena_bytes % core.slab_bytes != 0 || core.pool_bytes % core.arena_bytes != 0)) {
+    return Bad("arena_size", AbslUnparseFlag(ByteSize{core.arena_bytes}),
+               absl::StrCat(
+                   "must be a multiple of --slab_size=", AbslUnparseFlag(ByteSize{core.slab_bytes}),
+                   " that divides --pool_size=", AbslUnparseFlag(ByteSize{core.pool_bytes})));
+  }
+  const std::string huge = absl::GetFlag(FLAGS_huge_pages);
+  if (huge == "off") {
+    core.huge_pages = HugePages::kOff;
+  } else if (huge == "prefer") {
+    core.huge_pages = HugePages::kPrefer;
+  } else if (huge == "require") {
+    core.huge_pages = HugePages::kRequire;
+  } else {
+    return Bad("huge_pages", huge, "allowed are off, prefer and require");
+  }
+  core.numa_node = absl::GetFlag(FLAGS_numa_node);
+  if (core.numa_node < -1) {
+    return Bad("numa_node", absl::StrCat(core.numa_node), "allowed are -1 and node numbers");
+  }
+  core.touch_threads = absl::GetFlag(FLAGS_touch_threads);
+  if (core.touch_threads < 0 || core.touch_threads > 1024) {
+    return Bad("touch_threads", absl::StrCat(core.touch_threads), "allowed are 0 to 1024");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint32_t> ReadLimit(absl::string_view flag, uint32_t value, uint32_t most) {
+  if (value == 0 || value > most) {
+    return Bad(flag, absl::StrCat(value), absl::StrCat("allowed are 1 to ", most));
+  }
+  return value;
+}
+
+absl::Status ReadLimits(Options& options) {
+  CoreOptions& core = options.core;
+  OASISKV_ASSIGN_OR_RETURN(core.max_grants,
+                           ReadLimit("max_grants", absl::GetFlag(FLAGS_max_grants), 1u << 24));
+  OASISKV_ASSIGN_OR_RETURN(
+      core.max_sequences, ReadLimit("max_sequences", absl::GetFlag(FLAGS_max_sequences), 1u << 24));
+  // An Attach answer lists every frame in 8 bytes.
+  OASISKV_ASSIGN_OR_RETURN(
+      core.max_blocks_per_sequence,
+      ReadLimit("max_blocks_per_sequence", absl::GetFlag(FLAGS_max_blocks_per_sequence), 262144));
+  OASISKV_ASSIGN_OR_RETURN(
+      options.max_attach_waiters,
+      ReadLimit("max_attach_waiters", absl::GetFlag(FLAGS_max_attach_waiters), 1u << 20));
+  core.max_blob_bytes = absl::GetFlag(FLAGS_max_blob_size).bytes;
+  if (core.max_blob_bytes > kMaxBlobBytes) {
+    return Bad("max_blob_size", AbslUnparseFlag(ByteSize{core.max_blob_bytes}),
+               "allowed is at most 2MiB: an attach answer must stay below gRPC's 4 MiB");
+  }
+  core.max_blobs_bytes = absl::GetFlag(FLAGS_max_blobs_size).bytes;
+  OASISKV_ASSIGN_OR_RETURN(
+      core.default_lease,
+      ReadDuration("default_lease", absl::GetFlag(FLAGS_default_lease), absl::Milliseconds(100)));
+  OASISKV_ASSIGN_OR_RETURN(core.max_lease, ReadDuration("max_lease", absl::GetFlag(FLAGS_max_lease),
+                                                        absl::Milliseconds(100)));
+  if (core.default_lease > core.max_lease) {
+    return Bad("default_lease", absl::FormatDuration(absl::GetFlag(FLAGS_default_lease)),
+               absl::StrCat("is longer than --max_lease=",
+                            absl::FormatDuration(absl::GetFlag(FLAGS_max_lease))));
+  }
+  OASISKV_ASSIGN_OR_RETURN(
+      options.drain_timeout,
+      ReadDuration("drain_timeout", absl::GetFlag(FLAGS_drain_timeout), absl::ZeroDuration()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LogLevel> ReadLogLevel(const std::string& text) {
+  constexpr std::pair<absl::string_view, LogLevel> kLevels[] = {{"debug", LogLevel::kDebug},
+                                                                {"info", LogLevel::kInfo},
+                                                                {"warning", LogLevel::kWarning},
+                                                                {"error", LogLevel::kError},
+                                                                {"off", LogLevel::kOff}};
+  for (const auto& [name, level] : kLevels) {
+    if (text == name) return level;
+  }
+  return Bad("log_level", text, "allowed are debug, info, warning, error and off");
+}
+
+// Two listeners on one port of one host would only be found when the second is bound.
+absl::Status CheckPortsDiffer(const Options& options) {
+  std::vector<std::pair<absl::string_view, Address>> all = {
+      {"control_address", options.control_address}};
+  if (options.metrics_address) all.emplace_back("metrics_address", *options.metrics_address);
+  if (options.serve_ucx) all.emplace_back("ucx_address", options.ucx_address);
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (all[i].second == all[j].second && all[i].second.port != 0) {
+        return Bad(all[i].first, all[i].second.ToString(),
+                   absl::StrCat("is the same as --", all[j].first));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Options> ReadOptions() {
+  Options options;
+  OASISKV_ASSIGN_OR_RETURN(
+      options.control_address,
+      ReadAddress("control_address", absl::GetFlag(FLAGS_control_address), 7400));
+  const std::string metrics = absl::GetFlag(FLAGS_metrics_address);
+  options.metrics_address.reset();
+  if (!metrics.empty()) {
+    OASISKV_ASSIGN_OR_RETURN(options.metrics_address,
+                             ReadAddress("metrics_address", metrics, 7401));
+  }
+  OASISKV_RETURN_IF_ERROR(ReadFabrics(absl::GetFlag(FLAGS_fabrics), options));
+  OASISKV_RETURN_IF_ERROR(ReadShm(options));
+  OASISKV_ASSIGN_OR_RETURN(options.ucx_address,
+                           ReadAddress("ucx_address", absl::GetFlag(FLAGS_ucx_address), 7402));
+  OASISKV_RETURN_IF_ERROR(ReadPool(options.core));
+  OASISKV_RETURN_IF_ERROR(ReadLimits(options));
+  OASISKV_ASSIGN_OR_RETURN(options.log_level, ReadLogLevel(absl::GetFlag(FLAGS_log_level)));
+  options.ready_file = absl::GetFlag(FLAGS_ready_file);
+  OASISKV_RETURN_IF_ERROR(CheckPortsDiffer(options));
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& args) {
+  ResetFlags(kFolder);
+  OASISKV_RETURN_IF_ERROR(ParseFlags(args));
+  CommandLine out;
+  if (absl::GetFlag(FLAGS_help)) {
+    out.action = Action::kPrintHelp;
+    out.text =
+        absl::StrCat("oasiskvd: keeps KV of LLM requests in memory for readers on other nodes.\n\n",
+                     FlagHelp(kFolder));
+    return out;
+  }
+  if (absl::GetFlag(FLAGS_version)) {
+    out.action = Action::kPrintVersion;
+    out.text = absl::StrCat("oasiskvd ", Version(), "\n");
+    return out;
+  }
+  OASISKV_ASSIGN_OR_RETURN(out.options, ReadOptions());
+  if (absl::GetFlag(FLAGS_print_options)) {
+    out.action = Action::kPrintOptions;
+    absl::SetFlag(&FLAGS_print_options, false);  // the printed file must serve
+    out.text = CurrentFlags(kFolder);
+  }
+  return out;
+}
+
+std::string DefaultShmSocket(uint16_t control_port) {
+  const std::string name = absl::StrCat("/oasiskvd-", control_port, ".sock");
+  std::vector<std::string> folders = {"/run/oasiskv"};
+  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/') {
+    folders.push_back(runtime);
+  }
+  for (const std::string& folder : folders) {
+    if (::access(folder.c_str(), W_OK | X_OK) == 0) return folder + name;
+  }
+  return "/tmp" + name;
+}
+
+}  // namespace oasiskv::server

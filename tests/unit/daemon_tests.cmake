@@ -1,0 +1,6 @@
+oasiskv_test(NAME address_test LABEL unit
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/address_test.cc
+  DEPS oasiskv::common)
+oasiskv_test(NAME options_test LABEL unit
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/options_test.cc
+  DEPS oasiskv::server_options)
