@@ -12,7 +12,9 @@
 namespace oasiskv::fabric {
 
 struct ShmEndpointOptions {
-  std::string socket_path;              // made by the endpoint, mode 0600 unless allowed_gid is set (then 0660)
+  // Made by the endpoint: mode 0600; 0660 and the group's when allowed_gid is set; 0666 when allowed_uids names anybody,
+  // for the credentials of each peer are checked anyway.
+  std::string socket_path;
   std::vector<uint32_t> allowed_uids;   // besides the daemon's own user and root
   int64_t allowed_gid = -1;             // -1: none
 };

@@ -1,0 +1,9 @@
+oasiskv_test(NAME fabric_coalesce_test LABEL unit
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/fabric_coalesce_test.cc
+  DEPS oasiskv::fabric)
+oasiskv_test(NAME shm_transfer_test LABEL unit
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/shm_transfer_test.cc
+  DEPS oasiskv::fabric_shm)
+oasiskv_test(NAME shm_peers_test LABEL unit
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/shm_peers_test.cc
+  DEPS oasiskv::fabric_shm)
