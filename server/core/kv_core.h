@@ -1,4 +1,5 @@
-// The daemon without its network: sequences, grants and memory behind plain calls. server/service translates gRPC to it.
+// The daemon without its network: sequences, grants and memory behind plain calls. server/service
+// translates gRPC to it.
 #pragma once
 
 #include <cstdint>
@@ -14,27 +15,28 @@
 #include "common/fabric/endpoint.h"
 #include "oasiskv/geometry.h"
 #include "oasiskv/ids.h"
+#include "server/pool/huge_pages.h"
+#include "server/sequence/types.h"
 
 namespace oasiskv::server {
 
-// Values equal those of oasiskv.v1.SequenceState.
-enum class SequenceState : uint8_t { kOpen = 1, kSealed = 2, kReleased = 3, kAborted = 4 };
-
-enum class HugePages { kOff, kPrefer, kRequire };
-
 // One struct for everything the core can be told; the flags of server/options fill it.
 struct CoreOptions {
-  uint64_t pool_bytes = uint64_t{1} << 30;   // multiple of slab_bytes
-  uint64_t arena_bytes = 0;                  // 0: one arena of pool_bytes; else a multiple of slab_bytes that divides pool_bytes
-  uint64_t slab_bytes = uint64_t{64} << 20;  // multiple of the page size; frames larger than it get slabs of their own size
+  uint64_t pool_bytes = uint64_t{1} << 30;  // multiple of slab_bytes
+  uint64_t arena_bytes =
+      0;  // 0: one arena of pool_bytes; else a multiple of slab_bytes that divides pool_bytes
+  uint64_t slab_bytes =
+      uint64_t{64}
+      << 20;  // multiple of the page size; frames larger than it get slabs of their own size
   HugePages huge_pages = HugePages::kOff;
-  int numa_node = -1;                        // -1: wherever the kernel likes
-  int touch_threads = 0;                     // 0: one per CPU
-  uint32_t max_grants = 65536;               // entries of the grant-word table
+  int numa_node = -1;           // -1: wherever the kernel likes
+  int touch_threads = 0;        // 0: one per CPU
+  uint32_t max_grants = 65536;  // entries of the grant-word table
   uint32_t max_sequences = 65536;
   uint32_t max_blocks_per_sequence = 262144;
-  uint64_t max_blob_bytes = uint64_t{1} << 20;        // per sequence
-  uint64_t max_blobs_bytes = uint64_t{256} << 20;     // over all sequences: first_topk + blob + checksums
+  uint64_t max_blob_bytes = uint64_t{1} << 20;  // per sequence
+  uint64_t max_blobs_bytes = uint64_t{256}
+                             << 20;  // over all sequences: first_topk + blob + checksums
   Duration default_lease = std::chrono::seconds(10);
   Duration max_lease = std::chrono::minutes(10);
 };
@@ -47,19 +49,15 @@ struct GrantInfoForHolder {
   std::vector<FrameAddress> frames;
 };
 
-struct LayerBlocks {
-  uint32_t first_layer = 0, layer_count = 0, first_block = 0, block_count = 0;
-};
-
 struct OpenSpec {
   std::string name;
   Identity identity;
   Geometry geometry;
   uint32_t blocks = 0;
-  Duration lease{0};             // 0: default
-  ConnectionId shm_connection;   // zero: writes come through a fabric that checks each one
+  Duration lease{0};            // 0: default
+  ConnectionId shm_connection;  // zero: writes come through a fabric that checks each one
   bool checksums = false;
-  std::string holder;            // for listings
+  std::string holder;  // for listings
 };
 struct OpenResult {
   SequenceId sequence;
@@ -69,11 +67,6 @@ struct OpenResult {
 struct ExtendResult {
   uint32_t first_block = 0;
   std::vector<FrameAddress> frames;
-};
-
-struct FirstTopK {
-  uint32_t k = 0;
-  std::string indices;  // int32 little-endian [layer][head][k]
 };
 
 struct AttachSpec {
@@ -93,7 +86,7 @@ struct AttachResult {
   std::vector<LayerBlocks> committed;  // empty for a sealed sequence
   FirstTopK first_topk;
   std::string blob;
-  std::vector<uint32_t> checksums;     // [block][layer][head]
+  std::vector<uint32_t> checksums;  // [block][layer][head]
 };
 
 struct GrantKey {
@@ -117,7 +110,8 @@ struct FrameClassInfo {
   uint64_t frame_stride = 0, slabs = 0, frames = 0, frames_used = 0;
 };
 struct CapacityInfo {  // meanings: oasiskv.v1.GetCapacityResponse
-  uint64_t pool_bytes = 0, free_bytes = 0, used_bytes = 0, quarantined_bytes = 0, overhead_bytes = 0;
+  uint64_t pool_bytes = 0, free_bytes = 0, used_bytes = 0, quarantined_bytes = 0,
+           overhead_bytes = 0;
   uint64_t metadata_bytes = 0, slab_bytes = 0, slabs_total = 0, slabs_free = 0;
   uint32_t arenas = 0;
   bool huge_pages = false, huge_pages_fell_back = false;
@@ -149,21 +143,24 @@ struct GrantInfo {
 struct CoreCounters {
   uint64_t opens = 0, attaches = 0, commits = 0, seals = 0, renewals = 0;
   uint64_t grants_released = 0, grants_expired = 0, grants_revoked = 0;  // revoked: abort and evict
-  uint64_t sequences_aborted = 0, sequences_released = 0, sequences_expired = 0;  // expired: the writer's lease ended before seal
-  uint64_t stale_requests = 0, expired_requests = 0;                     // calls and data requests refused for that reason
+  uint64_t sequences_aborted = 0, sequences_released = 0,
+           sequences_expired = 0;  // expired: the writer's lease ended before seal
+  uint64_t stale_requests = 0,
+           expired_requests = 0;  // calls and data requests refused for that reason
   uint64_t capacity_refusals = 0;
 };
 
 // Thread contract: safe for concurrent use.
 //
-// Implements the sequence state table of server/sequence/README.md and the rule of design.md section 3. Time passes only
-// while someone calls Tick: Tick(now) credits at most kMaxTick since the last call (a daemon that was stopped expires
-// nobody for it) and then expires grants.
+// Implements the sequence state table of server/sequence/README.md and the rule of design.md
+// section 3. Time passes only while someone calls Tick: Tick(now) credits at most kMaxTick since
+// the last call (a daemon that was stopped expires nobody for it) and then expires grants.
 class KvCore : public fabric::GrantAuthority {
  public:
   static constexpr Duration kMaxTick = std::chrono::milliseconds(500);
 
-  // Maps and touches the pool (this takes time: about 0.3 s a GiB). Errors: INVALID_ARGUMENT naming the option, CAPACITY.
+  // Maps and touches the pool (this takes time: about 0.3 s a GiB). Errors: INVALID_ARGUMENT naming
+  // the option, CAPACITY.
   static absl::StatusOr<std::unique_ptr<KvCore>> Create(const CoreOptions& options,
                                                         const Clock& clock);
   ~KvCore() override = default;
@@ -175,8 +172,8 @@ class KvCore : public fabric::GrantAuthority {
   virtual absl::Status Seal(GrantKey writer, uint64_t token_count, FirstTopK first_topk,
                             std::string blob) = 0;
   virtual absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) = 0;
-  // Blocks until `name` exists and is sealed (OK), `deadline` passed (NOT_FOUND or NOT_SEALED), it was aborted
-  // (WRONG_STATE), or StopWaiting (DRAINING).
+  // Blocks until `name` exists and is sealed (OK), `deadline` passed (NOT_FOUND or NOT_SEALED), it
+  // was aborted (WRONG_STATE), or StopWaiting (DRAINING).
   virtual absl::Status WaitSealed(const std::string& name, const Identity& identity,
                                   MonotonicTime deadline) = 0;
   virtual void StopWaiting() = 0;

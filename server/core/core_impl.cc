@@ -1,0 +1,185 @@
+#include "server/core/core_impl.h"
+
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/log.h"
+#include "common/pause_point.h"
+#include "common/status_macros.h"
+#include "oasiskv/error.h"
+
+namespace oasiskv::server {
+
+CoreImpl::CoreImpl(const CoreOptions& options, const Clock& clock, std::unique_ptr<Pool> pool)
+    : options_(options),
+      clock_(clock),
+      incarnation_(RandomBits() | 1),
+      pool_(std::move(pool)),
+      allocator_(*pool_),
+      sequences_(options.max_sequences, options.max_blobs_bytes),
+      served_(clock.Now(), kMaxTick) {}
+
+CoreImpl::~CoreImpl() { StopWaiting(); }
+
+absl::Status CoreImpl::Init() {
+  MutexLock lock(mutex_);
+  OASISKV_ASSIGN_OR_RETURN(grants_, GrantTable::Create(options_.max_grants, allocator_));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Duration> CoreImpl::LeaseOf(Duration asked) const {
+  if (asked == Duration(0)) return options_.default_lease;
+  if (asked > Duration(0) && asked <= options_.max_lease) return asked;
+  return MakeError(ErrorCode::kInvalidArgument,
+                   absl::StrFormat("a lease of %d ms asked; it must be above 0 and at most "
+                                   "--max_lease=%d ms",
+                                   asked / std::chrono::milliseconds(1),
+                                   options_.max_lease / std::chrono::milliseconds(1)));
+}
+
+std::vector<FrameAddress> CoreImpl::Addresses(std::span<const Frame> frames) const {
+  std::vector<FrameAddress> out;
+  out.reserve(frames.size());
+  for (Frame frame : frames) out.push_back(allocator_.Address(frame));
+  return out;
+}
+
+GrantInfoForHolder CoreImpl::Describe(const Grant& grant, Duration lease) const {
+  return {grant.id, grant.epoch, grant.slot, lease, Addresses(grant.held())};
+}
+
+uint64_t CoreImpl::ChecksumBytes(const Sequence& sequence, uint32_t blocks) const {
+  if (!sequence.with_checksums) return 0;
+  const Geometry& g = sequence.body->geometry;
+  return uint64_t{blocks} * g.layers * g.kv_heads * sizeof(uint32_t);
+}
+
+absl::Status CoreImpl::Refused(absl::Status status) {
+  switch (ErrorCodeOf(status)) {
+    case ErrorCode::kStale:
+      ++counters_.stale_requests;
+      break;
+    case ErrorCode::kLeaseExpired:
+      ++counters_.expired_requests;
+      break;
+    case ErrorCode::kCapacity:
+      ++counters_.capacity_refusals;
+      break;
+    default:
+      break;
+  }
+  return status;
+}
+
+void CoreImpl::EndGrant(Grant& grant, GrantEnd end, Ending& ending) {
+  Sequence& sequence = *grant.sequence;
+  grants_->Revoke(grant, end);
+  ending.grants.push_back(&grant);
+  switch (end) {
+    case GrantEnd::kReleased:
+    case GrantEnd::kSealed:
+      ++counters_.grants_released;
+      break;
+    case GrantEnd::kExpired:
+      ++counters_.grants_expired;
+      break;
+    case GrantEnd::kAborted:
+      ++counters_.grants_revoked;
+      break;
+  }
+  if (grant.writer()) {
+    sequence.writer = GrantId();
+    return;
+  }
+  --sequence.readers;
+  if (sequence.state == SequenceState::kReleased && sequence.readers == 0) {
+    sequences_.Erase(sequence);
+  }
+}
+
+uint32_t CoreImpl::AbortSequence(Sequence& sequence, Ending& ending) {
+  const bool holds_frames = sequence.state != SequenceState::kReleased;
+  const bool was_open = sequence.state == SequenceState::kOpen;
+  sequence.state = FindRule(sequence.state, SequenceOp::kAbort).to;
+  uint32_t revoked = 0;
+  for (Grant* grant : grants_->OfSequence(sequence.body->id)) {
+    EndGrant(*grant, GrantEnd::kAborted, ending);
+    ++revoked;
+  }
+  if (holds_frames) ending.frames.push_back({sequence.body, 0, sequence.blocks});
+  if (was_open) {
+    Notify({sequence.body->identity.tenant, sequence.body->name},
+           MakeError(ErrorCode::kWrongState,
+                     absl::StrFormat("sequence \"%s\" was aborted before it was sealed; recompute",
+                                     sequence.body->name)));
+  }
+  sequences_.Erase(sequence);
+  return revoked;
+}
+
+void CoreImpl::LoseGrant(Grant& grant, GrantEnd end, Ending& ending) {
+  Sequence& sequence = *grant.sequence;
+  const bool writer = grant.writer();
+  EndGrant(grant, end, ending);
+  if (!writer) return;
+  // Nobody can seal it any more.
+  LogInfo("sequence", absl::StrFormat("\"%s\" is thrown away: its writer's grant %s before seal",
+                                      sequence.body->name,
+                                      end == GrantEnd::kExpired ? "expired" : "was given back"));
+  ++(end == GrantEnd::kExpired ? counters_.sequences_expired : counters_.sequences_aborted);
+  AbortSequence(sequence, ending);
+}
+
+void CoreImpl::ReleaseSequence(Sequence& sequence, Ending& ending) {
+  ++counters_.sequences_released;
+  ending.frames.push_back({sequence.body, 0, sequence.blocks});
+  if (sequence.readers == 0) {
+    sequences_.Erase(sequence);
+  } else {
+    sequences_.MarkReleased(sequence);
+  }
+}
+
+void CoreImpl::Finish(const Ending& ending) {
+  if (ending.grants.empty() && ending.frames.empty()) return;
+  // Rule 1: the words have changed; every frame is still held.
+  OASISKV_PAUSE_POINT("lease.revoke.word_changed");
+  MutexLock lock(mutex_);
+  for (Grant* grant : ending.grants) grants_->LetGo(*grant);
+  for (const Ending::Frames& f : ending.frames) {
+    allocator_.Unref(std::span(f.body->frames).subspan(f.from, f.to - f.from));
+  }
+}
+
+void CoreImpl::SetDraining(bool draining) {
+  MutexLock lock(mutex_);
+  draining_ = draining;
+  if (draining) NotifyAll(MakeError(ErrorCode::kDraining, "the daemon drains; use another one"));
+}
+
+bool CoreImpl::draining() const {
+  MutexLock lock(mutex_);
+  return draining_;
+}
+
+void CoreImpl::Tick(MonotonicTime now) {
+  constexpr size_t kPortion = 1024;
+  {
+    MutexLock lock(mutex_);
+    served_.Tick(now);
+  }
+  while (true) {
+    Ending ending;
+    {
+      MutexLock lock(mutex_);
+      for (Grant* grant : grants_->Expired(served_.served(), kPortion)) {
+        // An earlier one of this portion may have taken it along.
+        if (grant->phase == Grant::Phase::kLive) LoseGrant(*grant, GrantEnd::kExpired, ending);
+      }
+    }
+    if (ending.grants.empty()) return;
+    Finish(ending);
+  }
+}
+
+}  // namespace oasiskv::server

@@ -1,0 +1,236 @@
+// Attach, WaitSealed, Renew, Release and Abort.
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_format.h"
+#include "common/status_macros.h"
+#include "oasiskv/error.h"
+#include "server/core/core_impl.h"
+
+namespace oasiskv::server {
+namespace {
+
+constexpr size_t kPortion = 1024;  // grants handled under one hold of the mutex
+constexpr size_t kMaxHolderBytes = 256;
+
+absl::Status NoSequence(const std::string& name, const Identity& identity) {
+  return MakeError(ErrorCode::kNotFound,
+                   absl::StrFormat("no live sequence \"%s\" of tenant \"%s\"; recompute its KV",
+                                   name, identity.tenant));
+}
+
+// Resolves head_count 0 and checks the range.
+absl::Status ResolveHeads(const Geometry& g, uint32_t first, uint32_t& count) {
+  if (count == 0 && first == 0) count = g.kv_heads;
+  if (count > 0 && uint64_t{first} + count <= g.kv_heads) return absl::OkStatus();
+  return MakeError(ErrorCode::kOutOfRange,
+                   absl::StrFormat("heads [%d, %d) asked, the shard has %d (first_head 0 with "
+                                   "head_count 0: all)",
+                                   first, uint64_t{first} + count, g.kv_heads));
+}
+
+}  // namespace
+
+absl::StatusOr<AttachResult> CoreImpl::Attach(const AttachSpec& spec) {
+  OASISKV_ASSIGN_OR_RETURN(const Duration lease, LeaseOf(spec.lease));
+  AttachResult result;
+  // Immutable while shared by a sealed sequence; copied when the mutex is free again.
+  std::shared_ptr<const FirstTopK> first_topk;
+  std::shared_ptr<const std::string> blob;
+  std::shared_ptr<const std::vector<uint32_t>> checksums;
+  {
+    MutexLock lock(mutex_);
+    if (draining_) {
+      return MakeError(ErrorCode::kDraining, "the daemon drains; attach on another one");
+    }
+    Sequence* sequence = sequences_.FindLive(spec.identity.tenant, spec.name);
+    if (sequence == nullptr) return NoSequence(spec.name, spec.identity);
+    const SequenceBody& body = *sequence->body;
+    OASISKV_RETURN_IF_ERROR(body.identity.CheckSame(spec.identity));
+    OASISKV_RETURN_IF_ERROR(body.geometry.CheckSame(spec.geometry));
+    uint32_t head_count = spec.head_count;
+    OASISKV_RETURN_IF_ERROR(ResolveHeads(body.geometry, spec.first_head, head_count));
+    OASISKV_RETURN_IF_ERROR(
+        Advance(sequence->state,
+                spec.require_sealed ? SequenceOp::kAttachSealed : SequenceOp::kAttach, spec.name));
+    if (absl::Status s = grants_->CheckRoom(); !s.ok()) return Refused(s);
+    Grant want;
+    want.access = fabric::Access::kRead;
+    want.sequence = sequence;
+    want.frames = sequence->blocks;
+    want.first_head = spec.first_head;
+    want.head_count = head_count;
+    want.holder = spec.holder.substr(0, kMaxHolderBytes);
+    want.expires = served_.At(clock_.Now()) + lease;
+    const Grant& grant = grants_->Give(std::move(want));
+    ++sequence->readers;
+    ++counters_.attaches;
+    result.sequence = body.id;
+    result.grant = Describe(grant, lease);
+    result.state = sequence->state;
+    result.token_count = sequence->token_count;
+    if (sequence->state == SequenceState::kOpen) {
+      result.committed = sequence->committed.Runs();
+      result.checksums = *sequence->checksums;  // the writer goes on changing it
+    } else {
+      first_topk = sequence->first_topk;
+      blob = sequence->blob;
+      checksums = sequence->checksums;
+    }
+  }
+  if (first_topk != nullptr) result.first_topk = *first_topk;
+  if (blob != nullptr) result.blob = *blob;
+  if (checksums != nullptr) result.checksums = *checksums;
+  return result;
+}
+
+absl::Status CoreImpl::WaitSealed(const std::string& name, const Identity& identity,
+                                  MonotonicTime deadline) {
+  const NameKey key(identity.tenant, name);
+  MutexLock lock(mutex_);
+  if (stopped_waiting_ || draining_) {
+    return MakeError(ErrorCode::kDraining, "the daemon drains; attach on another one");
+  }
+  if (const Sequence* sequence = sequences_.FindLive(key.first, key.second)) {
+    OASISKV_RETURN_IF_ERROR(sequence->body->identity.CheckSame(identity));
+    if (sequence->state == SequenceState::kSealed) return absl::OkStatus();
+  }
+  // From here to the wait the mutex stays held: whoever ends the wait sees the waiter.
+  Waiter waiter;
+  waiters_[key].push_back(&waiter);
+  while (!waiter.outcome) {
+    if (!waiter.changed.WaitUntil(mutex_, deadline) && !waiter.outcome &&
+        std::chrono::steady_clock::now() >= deadline) {
+      break;
+    }
+  }
+  if (waiter.outcome) return *waiter.outcome;  // whoever set it has taken the waiter off the list
+  const auto it = waiters_.find(key);
+  std::erase(it->second, &waiter);
+  if (it->second.empty()) waiters_.erase(it);
+  const Sequence* sequence = sequences_.FindLive(key.first, key.second);
+  if (sequence == nullptr) return NoSequence(name, identity);
+  return MakeError(ErrorCode::kNotSealed,
+                   absl::StrFormat("sequence \"%s\" is still open; wait longer", name));
+}
+
+void CoreImpl::Notify(const NameKey& name, const absl::Status& outcome) {
+  const auto it = waiters_.find(name);
+  if (it == waiters_.end()) return;
+  for (Waiter* waiter : it->second) {
+    waiter->outcome = outcome;
+    waiter->changed.NotifyAll();
+  }
+  waiters_.erase(it);
+}
+
+void CoreImpl::NotifyAll(const absl::Status& outcome) {
+  while (!waiters_.empty()) Notify(NameKey(waiters_.begin()->first), outcome);
+}
+
+void CoreImpl::StopWaiting() {
+  MutexLock lock(mutex_);
+  stopped_waiting_ = true;
+  NotifyAll(MakeError(ErrorCode::kDraining, "the daemon stops; attach on another one"));
+}
+
+absl::StatusOr<RenewResult> CoreImpl::Renew(std::span<const GrantKey> grants, Duration lease) {
+  RenewResult result;
+  OASISKV_ASSIGN_OR_RETURN(result.lease, LeaseOf(lease));
+  for (size_t at = 0; at < grants.size(); at += kPortion) {
+    MutexLock lock(mutex_);
+    const Duration expires = served_.At(clock_.Now()) + result.lease;
+    for (const GrantKey& key : grants.subspan(at, std::min(kPortion, grants.size() - at))) {
+      absl::StatusOr<Grant*> grant = grants_->Find(key.id, key.epoch);
+      if (grant.ok()) {
+        grants_->Prolong(**grant, expires);
+      } else {
+        result.lost.push_back({key.id, static_cast<int>(ErrorCodeOf(grant.status()))});
+      }
+    }
+  }
+  MutexLock lock(mutex_);
+  ++counters_.renewals;
+  return result;
+}
+
+absl::Status CoreImpl::CheckRelease(std::span<const GrantKey> grants,
+                                    std::span<const std::string> sequences,
+                                    const Identity& identity) {
+  if (sequences.empty()) return absl::OkStatus();
+  // A writer that gives up its grant here throws its sequence away, which ends it as well.
+  absl::flat_hash_set<const Sequence*> end_with_grant;
+  for (const GrantKey& key : grants) {
+    const absl::StatusOr<Grant*> grant = grants_->Find(key.id, key.epoch);
+    if (grant.ok() && (*grant)->writer()) end_with_grant.insert((*grant)->sequence);
+  }
+  for (const std::string& name : sequences) {
+    const Sequence* sequence = sequences_.FindLive(identity.tenant, name);
+    if (sequence == nullptr || end_with_grant.contains(sequence)) continue;
+    OASISKV_RETURN_IF_ERROR(sequence->body->identity.CheckSame(identity));
+    SequenceState state = sequence->state;
+    OASISKV_RETURN_IF_ERROR(Advance(state, SequenceOp::kRelease, name));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ReleaseResult> CoreImpl::Release(std::span<const GrantKey> grants,
+                                                std::span<const std::string> sequences,
+                                                const Identity& identity) {
+  {
+    MutexLock lock(mutex_);
+    OASISKV_RETURN_IF_ERROR(CheckRelease(grants, sequences, identity));
+  }
+  ReleaseResult result;
+  for (size_t at = 0; at < grants.size(); at += kPortion) {
+    Ending ending;
+    {
+      MutexLock lock(mutex_);
+      for (const GrantKey& key : grants.subspan(at, std::min(kPortion, grants.size() - at))) {
+        absl::StatusOr<Grant*> grant = grants_->Find(key.id, key.epoch);
+        if (!grant.ok()) continue;
+        LoseGrant(**grant, GrantEnd::kReleased, ending);
+        ++result.grants;
+      }
+    }
+    Finish(ending);
+  }
+  Ending ending;
+  {
+    MutexLock lock(mutex_);
+    for (const std::string& name : sequences) {
+      Sequence* sequence = sequences_.FindLive(identity.tenant, name);
+      // Whoever took the name since the check is not the one that was meant.
+      if (sequence == nullptr || sequence->body->identity != identity ||
+          !Advance(sequence->state, SequenceOp::kRelease, name).ok()) {
+        continue;
+      }
+      ReleaseSequence(*sequence, ending);
+      ++result.sequences;
+    }
+  }
+  Finish(ending);
+  return result;
+}
+
+absl::StatusOr<uint32_t> CoreImpl::Abort(const std::string& name, const Identity& identity) {
+  Ending ending;
+  uint32_t revoked = 0;
+  {
+    MutexLock lock(mutex_);
+    Sequence* live = sequences_.FindLive(identity.tenant, name);
+    if (live != nullptr) OASISKV_RETURN_IF_ERROR(live->body->identity.CheckSame(identity));
+    std::vector<Sequence*> gone = sequences_.FindReleased(identity.tenant, name);
+    if (live != nullptr) gone.push_back(live);
+    for (Sequence* sequence : gone) {
+      if (sequence->body->identity != identity) continue;
+      ++counters_.sequences_aborted;
+      revoked += AbortSequence(*sequence, ending);
+    }
+  }
+  Finish(ending);
+  return revoked;
+}
+
+}  // namespace oasiskv::server

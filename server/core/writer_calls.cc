@@ -1,0 +1,300 @@
+// Open, Extend, Commit and Seal.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/status_macros.h"
+#include "oasiskv/error.h"
+#include "server/core/core_impl.h"
+
+namespace oasiskv::server {
+namespace {
+
+constexpr size_t kMaxNameBytes = 256;
+
+absl::Status Bad(const std::string& text) { return MakeError(ErrorCode::kInvalidArgument, text); }
+
+absl::Status CheckText(const char* field, const std::string& text, size_t least) {
+  if (text.size() >= least && text.size() <= kMaxNameBytes) return absl::OkStatus();
+  return Bad(absl::StrFormat("%s has %d bytes; it must have between %d and %d", field, text.size(),
+                             least, kMaxNameBytes));
+}
+
+absl::Status CheckSpec(const OpenSpec& spec, const CoreOptions& options) {
+  OASISKV_RETURN_IF_ERROR(CheckText("name", spec.name, 1));
+  OASISKV_RETURN_IF_ERROR(CheckText("identity.model", spec.identity.model, 1));
+  OASISKV_RETURN_IF_ERROR(CheckText("identity.revision", spec.identity.revision, 0));
+  OASISKV_RETURN_IF_ERROR(CheckText("identity.tenant", spec.identity.tenant, 0));
+  OASISKV_RETURN_IF_ERROR(spec.geometry.Validate());
+  if (spec.blocks > options.max_blocks_per_sequence) {
+    return Bad(absl::StrFormat("blocks=%d exceeds --max_blocks_per_sequence=%d", spec.blocks,
+                               options.max_blocks_per_sequence));
+  }
+  return absl::OkStatus();
+}
+
+// [first, first + count) within `limit`, without wrapping.
+bool Inside(uint32_t first, uint32_t count, uint32_t limit) {
+  return uint64_t{first} + count <= limit;
+}
+
+absl::Status CheckCommit(const Sequence& sequence, std::span<const LayerBlocks> ranges,
+                         std::span<const uint32_t> checksums) {
+  const Geometry& g = sequence.body->geometry;
+  if (ranges.empty()) return Bad("commit without ranges; name at least one");
+  uint64_t covered = 0;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const LayerBlocks& r = ranges[i];
+    if (r.layer_count == 0 || r.block_count == 0) {
+      return Bad(absl::StrFormat("commit range %d is empty (%d layers, %d blocks)", i,
+                                 r.layer_count, r.block_count));
+    }
+    if (!Inside(r.first_layer, r.layer_count, g.layers) ||
+        !Inside(r.first_block, r.block_count, sequence.blocks)) {
+      return MakeError(
+          ErrorCode::kOutOfRange,
+          absl::StrFormat("commit range %d: layers [%d, %d) of %d, blocks [%d, %d) of %d", i,
+                          r.first_layer, uint64_t{r.first_layer} + r.layer_count, g.layers,
+                          r.first_block, uint64_t{r.first_block} + r.block_count, sequence.blocks));
+    }
+    covered += uint64_t{r.layer_count} * r.block_count;
+  }
+  const uint64_t whole = uint64_t{g.layers} * sequence.blocks;
+  if (covered > whole) {
+    return Bad(
+        absl::StrFormat("commit ranges overlap: they name %d layer-blocks, the sequence has "
+                        "%d; name each once",
+                        covered, whole));
+  }
+  const uint64_t needed = sequence.with_checksums ? covered * g.kv_heads : 0;
+  if (checksums.size() != needed) {
+    return Bad(absl::StrFormat("%d checksums given, %d needed (%s)", checksums.size(), needed,
+                               sequence.with_checksums
+                                   ? "one for every entry of the ranges"
+                                   : "the sequence was opened without checksums"));
+  }
+  return absl::OkStatus();
+}
+
+// Stores the checksums of what is not committed yet: what is, cannot have changed.
+void StoreChecksums(Sequence& sequence, std::span<const LayerBlocks> ranges,
+                    std::span<const uint32_t> checksums) {
+  const Geometry& g = sequence.body->geometry;
+  size_t from = 0;
+  for (const LayerBlocks& r : ranges) {
+    for (uint32_t b = r.first_block; b < r.first_block + r.block_count; ++b) {
+      for (uint32_t l = r.first_layer; l < r.first_layer + r.layer_count; ++l) {
+        if (sequence.committed.FirstMissing(b, l, l)) {
+          std::copy_n(checksums.begin() + static_cast<ptrdiff_t>(from), g.kv_heads,
+                      sequence.checksums->begin() +
+                          static_cast<ptrdiff_t>((size_t{b} * g.layers + l) * g.kv_heads));
+        }
+        from += g.kv_heads;
+      }
+    }
+    sequence.committed.Set(r);
+  }
+}
+
+absl::Status CheckTopK(const FirstTopK& topk, const Geometry& g, uint32_t blocks) {
+  const uint64_t needed = uint64_t{g.layers} * g.kv_heads * topk.k * sizeof(int32_t);
+  if (topk.indices.size() != needed) {
+    return Bad(absl::StrFormat("first_topk has %d bytes; %d layers x %d heads x k=%d int32 take %d",
+                               topk.indices.size(), g.layers, g.kv_heads, topk.k, needed));
+  }
+  for (size_t i = 0; i < topk.indices.size() / sizeof(int32_t); ++i) {
+    int32_t block = 0;
+    std::memcpy(&block, topk.indices.data() + i * sizeof(block), sizeof(block));
+    if (block < -1 || block >= static_cast<int64_t>(blocks)) {
+      return MakeError(ErrorCode::kOutOfRange,
+                       absl::StrFormat("first_topk[layer %d][head %d][%d] is block %d; the "
+                                       "sequence has %d (-1: none)",
+                                       i / topk.k / g.kv_heads, i / topk.k % g.kv_heads, i % topk.k,
+                                       block, blocks));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Grant*> CoreImpl::FindWriter(GrantKey key, SequenceOp op) {
+  OASISKV_ASSIGN_OR_RETURN(Grant * grant,
+                           grants_->Find(key.id, key.epoch, GrantTable::AfterSeal::kWrongState));
+  if (!grant->writer()) {
+    return MakeError(ErrorCode::kPermissionDenied,
+                     absl::StrFormat("grant %x is a reader's: no %s", key.id.value(), OpName(op)));
+  }
+  // A seal still has to be checked; the state moves there.
+  SequenceState state = grant->sequence->state;
+  OASISKV_RETURN_IF_ERROR(Advance(state, op, grant->sequence->body->name));
+  return grant;
+}
+
+absl::StatusOr<OpenResult> CoreImpl::Open(const OpenSpec& spec) {
+  OASISKV_RETURN_IF_ERROR(CheckSpec(spec, options_));
+  OASISKV_ASSIGN_OR_RETURN(const Duration lease, LeaseOf(spec.lease));
+  MutexLock lock(mutex_);
+  absl::StatusOr<OpenResult> result = OpenLocked(spec, lease);
+  if (!result.ok()) return Refused(result.status());
+  ++counters_.opens;
+  return result;
+}
+
+absl::StatusOr<OpenResult> CoreImpl::OpenLocked(const OpenSpec& spec, Duration lease) {
+  if (draining_) return MakeError(ErrorCode::kDraining, "the daemon drains; open on another one");
+  if (grants_->WasClosed(spec.shm_connection)) {
+    return MakeError(ErrorCode::kPeerLost,
+                     "shm_connection is closed already; connect to the socket again");
+  }
+  OASISKV_RETURN_IF_ERROR(sequences_.CheckInsert(spec.identity.tenant, spec.name));
+  OASISKV_RETURN_IF_ERROR(grants_->CheckRoom());
+  auto body = std::make_shared<SequenceBody>();
+  body->name = spec.name;
+  body->identity = spec.identity;
+  body->geometry = spec.geometry;
+  OASISKV_RETURN_IF_ERROR(
+      allocator_.Allocate(spec.geometry.frame_stride(), spec.blocks, body->frames));
+  Sequence& sequence = sequences_.Insert(body);
+  sequence.with_checksums = spec.checksums;
+  const uint64_t checksum_bytes = ChecksumBytes(sequence, spec.blocks);
+  if (absl::Status s = sequences_.Charge(sequence, checksum_bytes); !s.ok()) {
+    sequences_.Erase(sequence);
+    allocator_.Unref(body->frames);
+    return s;
+  }
+  sequence.checksums->resize(checksum_bytes / sizeof(uint32_t));
+  sequence.blocks = spec.blocks;
+  sequence.committed.Resize(spec.blocks);
+  sequence.opened = clock_.Now();
+  Grant want;
+  want.access = fabric::Access::kWrite;
+  want.sequence = &sequence;
+  want.frames = spec.blocks;
+  want.head_count = spec.geometry.kv_heads;
+  want.holder = spec.holder.substr(0, kMaxNameBytes);
+  want.connection = spec.shm_connection;
+  want.expires = served_.At(sequence.opened) + lease;
+  const Grant& grant = grants_->Give(std::move(want));
+  sequence.writer = grant.id;
+  return OpenResult{body->id, Describe(grant, lease)};
+}
+
+absl::StatusOr<ExtendResult> CoreImpl::Extend(GrantKey writer, uint32_t blocks) {
+  MutexLock lock(mutex_);
+  absl::StatusOr<ExtendResult> result = ExtendLocked(writer, blocks);
+  if (!result.ok()) return Refused(result.status());
+  return result;
+}
+
+absl::StatusOr<ExtendResult> CoreImpl::ExtendLocked(GrantKey writer, uint32_t blocks) {
+  OASISKV_ASSIGN_OR_RETURN(Grant * grant, FindWriter(writer, SequenceOp::kExtend));
+  Sequence& sequence = *grant->sequence;
+  if (blocks == 0) return Bad("extend by 0 blocks; ask for at least 1");
+  if (!Inside(sequence.blocks, blocks, options_.max_blocks_per_sequence)) {
+    return Bad(
+        absl::StrFormat("extend by %d blocks: with the %d there are it exceeds "
+                        "--max_blocks_per_sequence=%d",
+                        blocks, sequence.blocks, options_.max_blocks_per_sequence));
+  }
+  if (grant->fenced && grant->connection != ConnectionId()) {
+    return MakeError(ErrorCode::kWrongState,
+                     absl::StrFormat("the writer of \"%s\" has fenced its grant: no more frames",
+                                     sequence.body->name));
+  }
+  const uint64_t more = ChecksumBytes(sequence, blocks);
+  OASISKV_RETURN_IF_ERROR(sequences_.Charge(sequence, more));
+  if (absl::Status s = allocator_.Allocate(sequence.body->geometry.frame_stride(), blocks,
+                                           sequence.body->frames);
+      !s.ok()) {
+    sequences_.Refund(sequence, more);
+    return s;
+  }
+  const uint32_t first = sequence.blocks;
+  sequence.blocks += blocks;
+  sequence.committed.Resize(sequence.blocks);
+  sequence.checksums->resize(ChecksumBytes(sequence, sequence.blocks) / sizeof(uint32_t));
+  grants_->Grow(*grant, sequence.blocks);
+  return ExtendResult{first, Addresses(std::span(sequence.body->frames).subspan(first, blocks))};
+}
+
+absl::Status CoreImpl::Commit(GrantKey writer, std::span<const LayerBlocks> ranges,
+                              std::span<const uint32_t> checksums) {
+  MutexLock lock(mutex_);
+  const absl::Status status = CommitLocked(writer, ranges, checksums);
+  if (!status.ok()) return Refused(status);
+  ++counters_.commits;
+  return status;
+}
+
+absl::Status CoreImpl::CommitLocked(GrantKey writer, std::span<const LayerBlocks> ranges,
+                                    std::span<const uint32_t> checksums) {
+  OASISKV_ASSIGN_OR_RETURN(Grant * grant, FindWriter(writer, SequenceOp::kCommit));
+  Sequence& sequence = *grant->sequence;
+  OASISKV_RETURN_IF_ERROR(CheckCommit(sequence, ranges, checksums));
+  if (sequence.with_checksums) {
+    StoreChecksums(sequence, ranges, checksums);
+  } else {
+    for (const LayerBlocks& r : ranges) sequence.committed.Set(r);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CoreImpl::Seal(GrantKey writer, uint64_t token_count, FirstTopK first_topk,
+                            std::string blob) {
+  Ending ending;
+  {
+    MutexLock lock(mutex_);
+    const absl::Status status = SealLocked(writer, token_count, first_topk, blob, ending);
+    if (!status.ok()) return Refused(status);
+    ++counters_.seals;
+  }
+  Finish(ending);
+  return absl::OkStatus();
+}
+
+absl::Status CoreImpl::SealLocked(GrantKey writer, uint64_t token_count, FirstTopK& first_topk,
+                                  std::string& blob, Ending& ending) {
+  OASISKV_ASSIGN_OR_RETURN(Grant * grant, FindWriter(writer, SequenceOp::kSeal));
+  Sequence& sequence = *grant->sequence;
+  const Geometry& g = sequence.body->geometry;
+  if (token_count == 0) return Bad("token_count is 0; abort a sequence that has no tokens");
+  if (token_count > uint64_t{sequence.blocks} * g.block_tokens) {
+    return MakeError(
+        ErrorCode::kOutOfRange,
+        absl::StrFormat("token_count=%d: the sequence's %d blocks hold %d tokens", token_count,
+                        sequence.blocks, uint64_t{sequence.blocks} * g.block_tokens));
+  }
+  if (blob.size() > options_.max_blob_bytes) {
+    return Bad(absl::StrFormat("blob has %d bytes, --max_blob_bytes=%d", blob.size(),
+                               options_.max_blob_bytes));
+  }
+  const uint32_t needed = g.BlocksFor(token_count);
+  for (uint32_t b = 0; b < needed; ++b) {
+    if (const auto layer = sequence.committed.FirstMissing(b, 0, g.layers - 1)) {
+      return MakeError(ErrorCode::kNotCommitted,
+                       absl::StrFormat("seal of \"%s\": block %d of the %d that %d tokens need: "
+                                       "layer %d is not committed",
+                                       sequence.body->name, b, needed, token_count, *layer));
+    }
+  }
+  OASISKV_RETURN_IF_ERROR(CheckTopK(first_topk, g, needed));
+  OASISKV_RETURN_IF_ERROR(sequences_.Charge(sequence, first_topk.indices.size() + blob.size()));
+
+  OASISKV_RETURN_IF_ERROR(Advance(sequence.state, SequenceOp::kSeal, sequence.body->name));
+  sequence.token_count = token_count;
+  sequence.first_topk = std::make_shared<FirstTopK>(std::move(first_topk));
+  sequence.blob = std::make_shared<std::string>(std::move(blob));
+  sequence.committed.Clear();
+  const uint32_t spare = sequence.blocks - needed;
+  sequences_.Refund(sequence, ChecksumBytes(sequence, spare));
+  sequence.checksums->resize(ChecksumBytes(sequence, needed) / sizeof(uint32_t));
+  if (spare > 0) ending.frames.push_back({sequence.body, needed, sequence.blocks});
+  sequence.blocks = needed;
+  EndGrant(*grant, GrantEnd::kSealed, ending);
+  Notify({sequence.body->identity.tenant, sequence.body->name}, absl::OkStatus());
+  return absl::OkStatus();
+}
+
+}  // namespace oasiskv::server
