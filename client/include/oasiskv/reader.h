@@ -92,6 +92,7 @@ class OASISKV_EXPORT Reader {
   bool sealed() const;
   uint64_t token_count() const;  // 0 while open
   uint32_t blocks() const;
+  bool local() const;  // read over shm: the frames are this host's memory
   bool IsCommitted(LayerIndex layer, BlockIndex block) const;
   uint32_t first_topk_k() const;  // 0: the producer gave none
   // First decode step's top-K, [layer][head of the shard][k], best first, -1 for none.
