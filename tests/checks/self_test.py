@@ -87,6 +87,12 @@ class Checks(unittest.TestCase):
         self.write("common/a.h", "#pragma once\ninline std::string Name() { return {}; }\n")
         self.assert_reports(headers.check(self.root, CXX, []), "common/a.h")
 
+        # The build proves a header that its own source includes first, and only then.
+        self.write("common/a.cc", '#include <string>\n#include "common/a.h"\n')
+        self.assert_reports(headers.check(self.root, CXX, []), "common/a.h")
+        self.write("common/a.cc", '#include "common/a.h"\n#include <string>\n')
+        self.assertEqual(headers.check(self.root, CXX, []), [])
+
     def test_headers_without_a_guard(self):
         self.write("common/a.h", "struct Once {};\n")
         self.assert_reports(headers.check(self.root, CXX, []), "common/a.h")
