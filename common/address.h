@@ -33,7 +33,7 @@ struct Address {
 // INVALID_ARGUMENT saying what was found.
 absl::StatusOr<Address> ParseAddress(absl::string_view text, uint16_t default_port);
 
-// The target string of a gRPC channel or listening port: "ipv4:...", "ipv6:..." (scope
+// The target string of a gRPC channel: "ipv4:...", "ipv6:..." (scope
 // percent-encoded) or "dns:///...".
 std::string GrpcTarget(const Address& address);
 

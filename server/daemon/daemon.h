@@ -1,0 +1,58 @@
+// One daemon in one object: control port, memory, data plane, metrics, and the order of their
+// starting and stopping.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "server/options/options.h"
+
+namespace oasiskv::server {
+
+// What is really bound; an empty string: not served.
+struct BoundAddresses {
+  std::string control_address;
+  std::string metrics_address;
+  std::string shm_socket;
+  std::string ucx_address;
+};
+
+// Thread contract: Listen, Serve, the drain calls and the destructor are called by one thread at a
+// time; the rest is safe for concurrent use.
+//
+// Starting has two steps, since touching a large pool takes long: after Listen the daemon answers
+// (NOT_SERVING), and every port it will need is known to be free; after Serve it serves. The
+// destructor undoes both in reverse order.
+class Daemon {
+ public:
+  // Errors name the flag: ALREADY_EXISTS (a port or the socket is taken), INVALID_ARGUMENT,
+  // PERMISSION_DENIED. Nothing listens then.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Listen(const Options& options);
+  ~Daemon();
+
+  // Makes the pool and the data plane, then says SERVING. Errors: those of KvCore::Create and of
+  // the fabrics; the daemon can only be destroyed then.
+  absl::Status Serve();
+
+  // Complete after Serve; control and metrics from Listen on.
+  const BoundAddresses& bound() const;
+  // 0 before Serve.
+  uint64_t incarnation() const;
+  // The core; null before Serve.
+  KvCore* core();
+
+  // NOT_SERVING, no new opens and attaches; grants live on.
+  void BeginDrain();
+  // Waits until no grant is left (true) or `timeout` has passed (false).
+  bool WaitDrained(Duration timeout);
+
+ private:
+  struct Impl;
+  explicit Daemon(std::unique_ptr<Impl> impl);
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace oasiskv::server

@@ -1,0 +1,179 @@
+#include "server/daemon/metrics.h"
+
+#include <prometheus/collectable.h>
+#include <prometheus/metric_family.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/version.h"
+
+namespace oasiskv::server {
+namespace {
+
+using Labels = std::vector<prometheus::ClientMetric::Label>;
+
+// Collects families; each is named once, with its unit and one sentence.
+class Families {
+ public:
+  Families& Gauge(const char* name, const char* help) {
+    return Begin(name, help, prometheus::MetricType::Gauge);
+  }
+  Families& Counter(const char* name, const char* help) {
+    return Begin(name, help, prometheus::MetricType::Counter);
+  }
+  // A sample of the family begun last.
+  Families& Add(double value, Labels labels = {}) {
+    prometheus::MetricFamily& family = families_.back();
+    prometheus::ClientMetric& metric = family.metric.emplace_back();
+    metric.label = std::move(labels);
+    (family.type == prometheus::MetricType::Gauge ? metric.gauge.value : metric.counter.value) =
+        value;
+    return *this;
+  }
+  std::vector<prometheus::MetricFamily> Take() { return std::move(families_); }
+
+ private:
+  Families& Begin(const char* name, const char* help, prometheus::MetricType type) {
+    prometheus::MetricFamily& family = families_.emplace_back();
+    family.name = name;
+    family.help = help;
+    family.type = type;
+    return *this;
+  }
+  std::vector<prometheus::MetricFamily> families_;
+};
+
+void AddCapacity(const CapacityInfo& info, Families& out) {
+  out.Gauge("oasiskv_pool_bytes", "Memory of all arenas.").Add(info.pool_bytes);
+  out.Gauge("oasiskv_pool_free_bytes", "Memory that new frames can be made of.")
+      .Add(info.free_bytes);
+  out.Gauge("oasiskv_pool_used_bytes", "Memory of frames that sequences or grants hold.")
+      .Add(info.used_bytes);
+  out.Gauge("oasiskv_pool_quarantined_bytes",
+            "Part of the used memory: frames of revoked writers that may still write.")
+      .Add(info.quarantined_bytes);
+  out.Gauge("oasiskv_pool_overhead_bytes", "Ends of slabs that no frame fits into.")
+      .Add(info.overhead_bytes);
+  out.Gauge("oasiskv_metadata_bytes", "The daemon's own memory for frames, outside the pool.")
+      .Add(info.metadata_bytes);
+  out.Gauge("oasiskv_arenas", "Mappings the pool consists of.").Add(info.arenas);
+  out.Gauge("oasiskv_slabs", "Slabs of the pool.").Add(info.slabs_total);
+  out.Gauge("oasiskv_slabs_free", "Slabs that hold no frame.").Add(info.slabs_free);
+  out.Gauge("oasiskv_huge_pages", "1 when every arena lies on huge pages.").Add(info.huge_pages);
+  out.Gauge("oasiskv_huge_pages_fell_back", "1 when huge pages were asked for and not had.")
+      .Add(info.huge_pages_fell_back);
+  out.Gauge("oasiskv_sequences", "Live sequences by state.")
+      .Add(info.sequences_open, {{"state", "open"}})
+      .Add(info.sequences_sealed, {{"state", "sealed"}})
+      .Add(info.sequences_released, {{"state", "released"}});
+  out.Gauge("oasiskv_grants", "Live grants by kind.")
+      .Add(info.grants_reader, {{"kind", "reader"}})
+      .Add(info.grants_writer, {{"kind", "writer"}});
+  out.Gauge("oasiskv_frames", "Frames of slabs in use, by the size of a frame.");
+  for (const FrameClassInfo& c : info.classes) {
+    out.Add(c.frames, {{"frame_bytes", absl::StrCat(c.frame_stride)}});
+  }
+  out.Gauge("oasiskv_frames_used", "Frames that are held, by the size of a frame.");
+  for (const FrameClassInfo& c : info.classes) {
+    out.Add(c.frames_used, {{"frame_bytes", absl::StrCat(c.frame_stride)}});
+  }
+}
+
+void AddCounters(const CoreCounters& counters, Families& out) {
+  out.Counter("oasiskv_opens_total", "Sequences opened.").Add(counters.opens);
+  out.Counter("oasiskv_attaches_total", "Readers' grants given.").Add(counters.attaches);
+  out.Counter("oasiskv_commits_total", "Commits that were taken.").Add(counters.commits);
+  out.Counter("oasiskv_seals_total", "Sequences sealed.").Add(counters.seals);
+  out.Counter("oasiskv_renewals_total", "Calls that prolonged leases.").Add(counters.renewals);
+  out.Counter("oasiskv_grants_ended_total", "Grants that ended, by reason.")
+      .Add(counters.grants_released, {{"reason", "released"}})
+      .Add(counters.grants_expired, {{"reason", "expired"}})
+      .Add(counters.grants_revoked, {{"reason", "revoked"}});
+  out.Counter(
+         "oasiskv_sequences_ended_total",
+         "Sequences that were given up, by reason (expired: the writer's lease ended before the "
+         "seal).")
+      .Add(counters.sequences_released, {{"reason", "released"}})
+      .Add(counters.sequences_aborted, {{"reason", "aborted"}})
+      .Add(counters.sequences_expired, {{"reason", "expired"}});
+  out.Counter("oasiskv_stale_requests_total",
+              "Calls and data requests refused because their grant was gone.")
+      .Add(counters.stale_requests);
+  out.Counter("oasiskv_expired_requests_total",
+              "Calls and data requests refused because their grant's lease had ended.")
+      .Add(counters.expired_requests);
+  out.Counter("oasiskv_capacity_refusals_total", "Calls refused for want of memory or by a limit.")
+      .Add(counters.capacity_refusals);
+}
+
+struct FabricMetric {
+  const char* name;
+  const char* help;
+  uint64_t fabric::EndpointStats::*value;
+};
+constexpr FabricMetric kFabricCounters[] = {
+    {"oasiskv_fabric_connections_total", "Data connections accepted.",
+     &fabric::EndpointStats::connections_total},
+    {"oasiskv_fabric_connections_refused_total", "Data connections refused.",
+     &fabric::EndpointStats::connections_refused},
+    {"oasiskv_fabric_requests_total", "Data requests that arrived.",
+     &fabric::EndpointStats::requests},
+    {"oasiskv_fabric_requests_refused_total", "Data requests answered with an error.",
+     &fabric::EndpointStats::requests_refused},
+    {"oasiskv_fabric_malformed_total", "Data requests that could not be parsed.",
+     &fabric::EndpointStats::malformed},
+    {"oasiskv_fabric_read_bytes_total",
+     "Bytes served to readers (always 0 for shm, whose readers map the memory).",
+     &fabric::EndpointStats::bytes_read},
+    {"oasiskv_fabric_written_bytes_total",
+     "Bytes taken from writers (always 0 for shm, whose writers map the memory).",
+     &fabric::EndpointStats::bytes_written},
+};
+
+void AddFabrics(const std::vector<const fabric::Endpoint*>& endpoints, Families& out) {
+  std::vector<std::pair<std::string, fabric::EndpointStats>> all;
+  for (const fabric::Endpoint* endpoint : endpoints) {
+    all.emplace_back(std::string(fabric::KindName(endpoint->kind())), endpoint->Stats());
+  }
+  out.Gauge("oasiskv_fabric_connections", "Data connections now.");
+  for (const auto& [name, stats] : all) out.Add(stats.connections, {{"fabric", name}});
+  for (const FabricMetric& metric : kFabricCounters) {
+    out.Counter(metric.name, metric.help);
+    for (const auto& [name, stats] : all) out.Add(stats.*metric.value, {{"fabric", name}});
+  }
+}
+
+class CoreMetrics : public prometheus::Collectable {
+ public:
+  CoreMetrics(const KvCore& core, std::vector<const fabric::Endpoint*> endpoints)
+      : core_(core), endpoints_(std::move(endpoints)) {}
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    Families out;
+    out.Gauge("oasiskv_build_info", "Always 1; the labels say which daemon this is.")
+        .Add(1, {{"version", Version()}, {"incarnation", absl::StrCat(core_.incarnation())}});
+    out.Gauge("oasiskv_uptime_seconds", "Time since the daemon began to serve.")
+        .Add(std::chrono::duration<double>(Clock::Real().Now() - started_).count());
+    out.Gauge("oasiskv_draining", "1 while the daemon opens nothing new.").Add(core_.draining());
+    AddCapacity(core_.Capacity(), out);
+    AddCounters(core_.Counters(), out);
+    AddFabrics(endpoints_, out);
+    return out.Take();
+  }
+
+ private:
+  const KvCore& core_;
+  const std::vector<const fabric::Endpoint*> endpoints_;
+  const MonotonicTime started_ = Clock::Real().Now();
+};
+
+}  // namespace
+
+std::shared_ptr<prometheus::Collectable> MakeCoreMetrics(
+    const KvCore& core, std::vector<const fabric::Endpoint*> endpoints) {
+  return std::make_shared<CoreMetrics>(core, std::move(endpoints));
+}
+
+}  // namespace oasiskv::server

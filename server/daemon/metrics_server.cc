@@ -1,0 +1,47 @@
+#include "server/daemon/metrics_server.h"
+
+#include <prometheus/exposer.h>
+
+#include <exception>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "oasiskv/error.h"
+
+namespace oasiskv::server {
+
+absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Listen(const Address& address) {
+  const std::string flag = absl::StrCat("--metrics_address=", address.ToString());
+  // The exposer only says that it failed; this says why.
+  if (const absl::Status status = CheckBindable(address); !status.ok()) {
+    return Annotate(status, flag);
+  }
+  // It wants a numeric address.
+  auto resolved = Resolve(address);
+  if (!resolved.ok()) return Annotate(resolved.status(), flag);
+  const Address numeric = resolved->ToAddress();
+  std::unique_ptr<prometheus::Exposer> exposer;
+  try {
+    exposer = std::make_unique<prometheus::Exposer>(numeric.ToString(), /*num_threads=*/2);
+  } catch (const std::exception& error) {
+    return MakeError(ErrorCode::kAlreadyExists,
+                     absl::StrCat(flag, ": cannot listen: ", error.what(),
+                                  "; choose another address, or end what holds the port"));
+  }
+  Address bound = address;
+  if (const auto ports = exposer->GetListeningPorts(); !ports.empty()) {
+    bound.port = static_cast<uint16_t>(ports.front());
+  }
+  return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(exposer), bound));
+}
+
+MetricsServer::MetricsServer(std::unique_ptr<prometheus::Exposer> exposer, Address address)
+    : exposer_(std::move(exposer)), address_(std::move(address)) {}
+
+MetricsServer::~MetricsServer() = default;
+
+void MetricsServer::Add(const std::shared_ptr<prometheus::Collectable>& collectable) {
+  exposer_->RegisterCollectable(collectable);
+}
+
+}  // namespace oasiskv::server

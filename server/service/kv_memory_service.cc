@@ -1,0 +1,259 @@
+#include "server/service/kv_memory_service.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "common/version.h"
+#include "oasiskv/v1/kv_memory.grpc.pb.h"
+#include "server/service/attach_waiters.h"
+#include "server/service/service_state.h"
+#include "server/service/translate.h"
+#include "server/service/unary_call.h"
+
+namespace oasiskv::server {
+namespace {
+
+constexpr int kMaxGrantsPerCall = 65536;
+
+uint64_t Millis64(Duration duration) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
+}
+
+absl::StatusOr<std::vector<GrantKey>> ToGrantKeys(
+    const google::protobuf::RepeatedPtrField<v1::GrantRef>& grants) {
+  if (grants.size() > kMaxGrantsPerCall) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     absl::StrCat("grants has ", grants.size(), " items, at most ",
+                                  kMaxGrantsPerCall, " go into one call"));
+  }
+  std::vector<GrantKey> out;
+  out.reserve(grants.size());
+  for (const v1::GrantRef& grant : grants) out.push_back(ToGrantKey(grant));
+  return out;
+}
+
+// A sequence that no reader could ever attach to is refused when it is opened, not when it is full.
+absl::Status CheckAttachAnswerFits(const OpenSpec& spec) {
+  OASISKV_RETURN_IF_ERROR(spec.geometry.Validate());
+  const uint64_t checksums =
+      spec.checksums ? uint64_t{spec.geometry.layers} * spec.geometry.kv_heads * 4 : 0;
+  const uint64_t bytes = spec.blocks * (8 + checksums);
+  if (bytes <= kMaxMessageBytes) return absl::OkStatus();
+  return MakeError(ErrorCode::kCapacity,
+                   absl::StrCat("an attach answer with ", spec.blocks, " blocks of ", 8 + checksums,
+                                " bytes each (frame address and checksums) would be ", bytes,
+                                " bytes, above the limit of ", kMaxMessageBytes,
+                                "; open it without checksums or in several sequences"));
+}
+
+// Thread contract: driven by gRPC and by AttachWaiters; exactly one of them ends the call.
+//
+// One Attach call, from its arrival to its answer; deletes itself.
+class AttachCall : public grpc::ServerUnaryReactor {
+ public:
+  AttachCall(ServiceState& state, AttachWaiters& waiters, grpc::CallbackServerContext& context,
+             const v1::AttachRequest& request, v1::AttachResponse& response)
+      : state_(state),
+        waiters_(waiters),
+        context_(context),
+        request_(request),
+        response_(response) {}
+
+  // Before gRPC has the object, so that nothing of gRPC's runs beside it.
+  void Start() {
+    if (absl::Status status = Begin(); !status.ok()) {
+      End(status);
+    } else if (waiter_ == 0) {
+      End(absl::OkStatus());
+    }
+  }
+
+  void OnCancel() override {
+    if (waiter_ != 0 && waiters_.Cancel(waiter_)) {
+      End(MakeError(ErrorCode::kCancelled, "the caller cancelled the wait for the seal"));
+    }
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  // OK: attached, or waiter_ is set.
+  absl::Status Begin() {
+    OASISKV_RETURN_IF_ERROR(CheckMessageSize(request_, "request"));
+    OASISKV_ASSIGN_OR_RETURN(core_, state_.Core());
+    OASISKV_ASSIGN_OR_RETURN(spec_, ToAttachSpec(request_));
+    spec_.holder = context_.peer();
+    OASISKV_ASSIGN_OR_RETURN(const Duration wait,
+                             ToDuration("wait_for_seal_ms", request_.wait_for_seal_ms()));
+    const absl::Status status = Attach();
+    const ErrorCode code = ErrorCodeOf(status);
+    if (wait == Duration(0) || (code != ErrorCode::kNotFound && code != ErrorCode::kNotSealed)) {
+      return status;
+    }
+    OASISKV_ASSIGN_OR_RETURN(
+        waiter_,
+        waiters_.Add(*core_, spec_.name, spec_.identity, start_ + wait,
+                     [this](const absl::Status& sealed) { End(sealed.ok() ? Attach() : sealed); }));
+    return absl::OkStatus();
+  }
+
+  absl::Status Attach() {
+    OASISKV_ASSIGN_OR_RETURN(AttachResult result, core_->Attach(spec_));
+    const GrantKey grant{result.grant.id, result.grant.epoch};
+    ToMessage(std::move(result), response_);
+    const absl::Status fits = CheckMessageSize(response_, "attach answer");
+    if (fits.ok()) return fits;
+    response_.Clear();
+    OASISKV_RETURN_IF_ERROR(core_->Release({&grant, 1}, {}, spec_.identity).status());
+    return fits;
+  }
+
+  void End(const absl::Status& status) {
+    state_.rpc_metrics().Observe("KvMemory/Attach", status, Clock::Real().Now() - start_);
+    Finish(ToGrpc(status, context_));
+  }
+
+  ServiceState& state_;
+  AttachWaiters& waiters_;
+  grpc::CallbackServerContext& context_;
+  const v1::AttachRequest& request_;
+  v1::AttachResponse& response_;
+  const MonotonicTime start_ = Clock::Real().Now();
+  KvCore* core_ = nullptr;
+  AttachSpec spec_;
+  uint64_t waiter_ = 0;  // set before Start returns
+};
+
+class KvMemoryService final : public v1::KvMemory::CallbackService {
+ public:
+  KvMemoryService(ServiceState& state, AttachWaiters& waiters) : state_(state), waiters_(waiters) {}
+
+  grpc::ServerUnaryReactor* Describe(grpc::CallbackServerContext* context,
+                                     const v1::DescribeRequest* request,
+                                     v1::DescribeResponse* response) override {
+    return RunUnary(state_, "KvMemory/Describe", context, request, [&](KvCore& core) {
+      response->set_daemon_version(Version());
+      response->set_incarnation(core.incarnation());
+      response->set_shm_socket(state_.addresses().shm_socket);
+      response->set_ucx_address(state_.addresses().ucx_address);
+      response->set_lease_ms(Millis64(core.options().default_lease));
+      response->set_max_lease_ms(Millis64(core.options().max_lease));
+      response->set_max_blob_bytes(core.options().max_blob_bytes);
+      response->set_draining(core.draining());
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* Open(grpc::CallbackServerContext* context,
+                                 const v1::OpenRequest* request,
+                                 v1::OpenResponse* response) override {
+    return RunUnary(state_, "KvMemory/Open", context, request, [&](KvCore& core) -> absl::Status {
+      OASISKV_ASSIGN_OR_RETURN(OpenSpec spec, ToOpenSpec(*request));
+      OASISKV_RETURN_IF_ERROR(CheckAttachAnswerFits(spec));
+      spec.holder = context->peer();
+      OASISKV_ASSIGN_OR_RETURN(const OpenResult result, core.Open(spec));
+      ToMessage(result, *response);
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* Extend(grpc::CallbackServerContext* context,
+                                   const v1::ExtendRequest* request,
+                                   v1::ExtendResponse* response) override {
+    return RunUnary(state_, "KvMemory/Extend", context, request, [&](KvCore& core) -> absl::Status {
+      const GrantKey writer{GrantId(request->grant_id()), Epoch(request->epoch())};
+      OASISKV_ASSIGN_OR_RETURN(const ExtendResult result, core.Extend(writer, request->blocks()));
+      ToMessage(result, *response);
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* Commit(grpc::CallbackServerContext* context,
+                                   const v1::CommitRequest* request, v1::CommitResponse*) override {
+    return RunUnary(state_, "KvMemory/Commit", context, request, [&](KvCore& core) {
+      const GrantKey writer{GrantId(request->grant_id()), Epoch(request->epoch())};
+      const std::vector<LayerBlocks> ranges = ToLayerBlocks(*request);
+      return core.Commit(
+          writer, ranges,
+          {request->checksums().data(), static_cast<size_t>(request->checksums_size())});
+    });
+  }
+
+  grpc::ServerUnaryReactor* Seal(grpc::CallbackServerContext* context,
+                                 const v1::SealRequest* request, v1::SealResponse*) override {
+    return RunUnary(state_, "KvMemory/Seal", context, request, [&](KvCore& core) -> absl::Status {
+      const GrantKey writer{GrantId(request->grant_id()), Epoch(request->epoch())};
+      OASISKV_RETURN_IF_ERROR(core.Seal(writer, request->token_count(),
+                                        {request->first_topk_k(), request->first_topk()},
+                                        request->blob()));
+      waiters_.Notify();
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* Attach(grpc::CallbackServerContext* context,
+                                   const v1::AttachRequest* request,
+                                   v1::AttachResponse* response) override {
+    auto* call = new AttachCall(state_, waiters_, *context, *request, *response);
+    call->Start();
+    return call;
+  }
+
+  grpc::ServerUnaryReactor* Renew(grpc::CallbackServerContext* context,
+                                  const v1::RenewRequest* request,
+                                  v1::RenewResponse* response) override {
+    return RunUnary(state_, "KvMemory/Renew", context, request, [&](KvCore& core) -> absl::Status {
+      OASISKV_ASSIGN_OR_RETURN(const std::vector<GrantKey> grants, ToGrantKeys(request->grants()));
+      OASISKV_ASSIGN_OR_RETURN(const Duration lease, ToDuration("lease_ms", request->lease_ms()));
+      OASISKV_ASSIGN_OR_RETURN(const RenewResult result, core.Renew(grants, lease));
+      ToMessage(result, core.incarnation(), *response);
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context,
+                                    const v1::ReleaseRequest* request,
+                                    v1::ReleaseResponse* response) override {
+    return RunUnary(state_, "KvMemory/Release", context, request,
+                    [&](KvCore& core) -> absl::Status {
+                      OASISKV_ASSIGN_OR_RETURN(const std::vector<GrantKey> grants,
+                                               ToGrantKeys(request->grants()));
+                      const std::vector<std::string> sequences(request->sequences().begin(),
+                                                               request->sequences().end());
+                      OASISKV_ASSIGN_OR_RETURN(
+                          const ReleaseResult result,
+                          core.Release(grants, sequences, ToIdentity(request->identity())));
+                      response->set_grants_released(result.grants);
+                      response->set_sequences_released(result.sequences);
+                      waiters_.Notify();  // a writer that gives up its grant ends its sequence
+                      return absl::OkStatus();
+                    });
+  }
+
+  grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
+                                  const v1::AbortRequest* request,
+                                  v1::AbortResponse* response) override {
+    return RunUnary(state_, "KvMemory/Abort", context, request, [&](KvCore& core) -> absl::Status {
+      OASISKV_ASSIGN_OR_RETURN(const uint32_t revoked,
+                               core.Abort(request->name(), ToIdentity(request->identity())));
+      response->set_grants_revoked(revoked);
+      if (revoked > 0) waiters_.Notify();
+      return absl::OkStatus();
+    });
+  }
+
+ private:
+  ServiceState& state_;
+  AttachWaiters& waiters_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeKvMemoryService(ServiceState& state, AttachWaiters& waiters) {
+  return std::make_unique<KvMemoryService>(state, waiters);
+}
+
+}  // namespace oasiskv::server

@@ -1,0 +1,148 @@
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "oasiskv/error.h"
+#include "oasiskv/v1/kv_memory.pb.h"
+#include "server/service/translate.h"
+
+namespace oasiskv::server {
+namespace {
+
+constexpr uint64_t kDayMillis = uint64_t{24} * 3600 * 1000;
+
+// An open enum field holds any number, of which the struct's byte would keep the low part.
+template <typename Enum>
+absl::StatusOr<Enum> ToEnum(absl::string_view field, int value, Enum most) {
+  if (value < 0 || value > static_cast<int>(most)) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     absl::StrCat(field, " has the unknown value ", value));
+  }
+  return static_cast<Enum>(value);
+}
+
+absl::StatusOr<Geometry> ToGeometry(const v1::Geometry& message) {
+  Geometry out;
+  out.layers = message.layers();
+  out.kv_heads = message.kv_heads();
+  out.head_dim = message.head_dim();
+  out.block_tokens = message.block_tokens();
+  OASISKV_ASSIGN_OR_RETURN(out.element_type, ToEnum("geometry.element_type", message.element_type(),
+                                                    ElementType::kFloat32));
+  OASISKV_ASSIGN_OR_RETURN(out.packing,
+                           ToEnum("geometry.packing", message.packing(), Packing::kLatent));
+  out.first_head = message.first_head();
+  out.total_kv_heads = message.total_kv_heads();
+  return out;
+}
+
+template <typename Repeated>
+void PackFrames(const std::vector<FrameAddress>& frames, Repeated* out) {
+  out->Reserve(static_cast<int>(frames.size()));
+  for (const FrameAddress& frame : frames) out->Add(frame.Pack());
+}
+
+uint64_t ToMillis(Duration duration) {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
+}
+
+void ToMessage(const GrantInfoForHolder& grant, v1::Grant& message) {
+  message.set_id(grant.id.value());
+  message.set_epoch(grant.epoch.value());
+  message.set_word_slot(grant.word_slot.value());
+  message.set_lease_ms(ToMillis(grant.lease));
+  PackFrames(grant.frames, message.mutable_frames());
+}
+
+}  // namespace
+
+absl::StatusOr<Duration> ToDuration(absl::string_view field, uint64_t milliseconds) {
+  if (milliseconds > kDayMillis) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     absl::StrCat(field, " is ", milliseconds, ", more than a day"));
+  }
+  return Millis(static_cast<int64_t>(milliseconds));
+}
+
+Identity ToIdentity(const v1::Identity& message) {
+  return {message.model(), message.revision(), message.tenant()};
+}
+
+absl::StatusOr<OpenSpec> ToOpenSpec(const v1::OpenRequest& request) {
+  OpenSpec out;
+  out.name = request.name();
+  out.identity = ToIdentity(request.identity());
+  OASISKV_ASSIGN_OR_RETURN(out.geometry, ToGeometry(request.geometry()));
+  out.blocks = request.blocks();
+  OASISKV_ASSIGN_OR_RETURN(out.lease, ToDuration("lease_ms", request.lease_ms()));
+  out.shm_connection = ConnectionId(request.shm_connection());
+  out.checksums = request.checksums();
+  return out;
+}
+
+absl::StatusOr<AttachSpec> ToAttachSpec(const v1::AttachRequest& request) {
+  AttachSpec out;
+  out.name = request.name();
+  out.identity = ToIdentity(request.identity());
+  OASISKV_ASSIGN_OR_RETURN(out.geometry, ToGeometry(request.geometry()));
+  out.first_head = request.first_head();
+  out.head_count = request.head_count();
+  OASISKV_ASSIGN_OR_RETURN(out.lease, ToDuration("lease_ms", request.lease_ms()));
+  out.require_sealed = request.wait_for_seal_ms() > 0;
+  return out;
+}
+
+std::vector<LayerBlocks> ToLayerBlocks(const v1::CommitRequest& request) {
+  std::vector<LayerBlocks> out;
+  out.reserve(request.ranges_size());
+  for (const v1::LayerBlocks& range : request.ranges()) {
+    out.push_back(
+        {range.first_layer(), range.layer_count(), range.first_block(), range.block_count()});
+  }
+  return out;
+}
+
+GrantKey ToGrantKey(const v1::GrantRef& message) {
+  return {GrantId(message.grant_id()), Epoch(message.epoch())};
+}
+
+void ToMessage(const OpenResult& result, v1::OpenResponse& message) {
+  message.set_sequence_id(result.sequence.value());
+  ToMessage(result.grant, *message.mutable_grant());
+}
+
+void ToMessage(const ExtendResult& result, v1::ExtendResponse& message) {
+  message.set_first_block(result.first_block);
+  PackFrames(result.frames, message.mutable_frames());
+}
+
+void ToMessage(AttachResult&& result, v1::AttachResponse& message) {
+  message.set_sequence_id(result.sequence.value());
+  ToMessage(result.grant, *message.mutable_grant());
+  message.set_state(static_cast<v1::SequenceState>(result.state));
+  message.set_token_count(result.token_count);
+  for (const LayerBlocks& range : result.committed) {
+    v1::LayerBlocks& out = *message.add_committed();
+    out.set_first_layer(range.first_layer);
+    out.set_layer_count(range.layer_count);
+    out.set_first_block(range.first_block);
+    out.set_block_count(range.block_count);
+  }
+  message.set_first_topk(std::move(result.first_topk.indices));
+  message.set_first_topk_k(result.first_topk.k);
+  message.set_blob(std::move(result.blob));
+  message.mutable_checksums()->Add(result.checksums.begin(), result.checksums.end());
+}
+
+void ToMessage(const RenewResult& result, uint64_t incarnation, v1::RenewResponse& message) {
+  message.set_lease_ms(ToMillis(result.lease));
+  for (const LostGrant& lost : result.lost) {
+    v1::RenewResponse::Lost& out = *message.add_lost();
+    out.set_grant_id(lost.id.value());
+    out.set_reason(static_cast<v1::ErrorCode>(lost.reason));
+  }
+  message.set_incarnation(incarnation);
+}
+
+}  // namespace oasiskv::server
