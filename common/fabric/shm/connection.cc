@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -28,6 +29,9 @@ constexpr uint64_t kBytesPerLook = uint64_t{1} << 20;
 // What is fetched ahead of the next run while one is copied; the hardware takes over from there.
 constexpr uint64_t kPrefetchBytes = 512;
 constexpr uint64_t kCacheLine = 64;
+// Mapped at once ahead of use: well under a millisecond of holding the address space's lock for
+// reading.
+constexpr uint64_t kPopulateBytes = uint64_t{2} << 20;
 
 // Thread contract: see Transfer.
 //
@@ -63,6 +67,12 @@ void Prefetch(const std::byte* from, uint64_t bytes) {
     __builtin_prefetch(from + i);
   }
 }
+
+#ifdef MADV_POPULATE_READ
+constexpr int kMadvPopulateRead = MADV_POPULATE_READ;
+#else
+constexpr int kMadvPopulateRead = 22;  // of the kernel; older C libraries do not name it
+#endif
 
 constexpr Access AccessOf(const ReadPiece*) { return Access::kRead; }
 constexpr Access AccessOf(const WritePiece*) { return Access::kWrite; }
@@ -355,12 +365,27 @@ bool ShmConnection::HasPendingFences() {
   return !pending_fences_.empty();
 }
 
+// The first touch of a page costs as much as copying some KiB, so the page tables are filled in the
+// background. Where the kernel cannot (before 5.14) each page pays at its first read.
+bool ShmConnection::PopulateNext(PopulatePosition& at) const {
+  if (at.arena == arenas_.size()) return false;
+  const Mapping& arena = arenas_[at.arena];
+  const uint64_t bytes = std::min(kPopulateBytes, arena.size() - at.offset);
+  if (::madvise(arena.data() + at.offset, bytes, kMadvPopulateRead) != 0) return false;
+  at.offset += bytes;
+  if (at.offset == arena.size()) at = {at.arena + 1, 0};
+  return true;
+}
+
 // The daemon says nothing after its welcome, so whatever can be read here is its end.
 void ShmConnection::WatchSocket() {
+  PopulatePosition position;
+  bool populating = true;
   while (!stop_.load()) {
+    populating = populating && PopulateNext(position);
     const short socket_events = POLLIN | (HasPendingFences() ? POLLOUT : 0);
     std::array<pollfd, 2> waiting{{{socket_.get(), socket_events, 0}, {wake_.get(), POLLIN, 0}}};
-    if (::poll(waiting.data(), waiting.size(), -1) < 0) continue;
+    if (::poll(waiting.data(), waiting.size(), populating ? 0 : -1) < 0) continue;
     if ((waiting[1].revents & POLLIN) != 0) {
       eventfd_t ignored;
       ::eventfd_read(wake_.get(), &ignored);

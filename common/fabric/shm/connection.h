@@ -74,7 +74,13 @@ class ShmConnection : public Connection {
   absl::Status CheckWord(const GrantView& grant) const;
   void CountEnd(const absl::Status& status);
 
+  struct PopulatePosition {
+    size_t arena = 0;
+    uint64_t offset = 0;
+  };
+
   void WatchSocket();
+  bool PopulateNext(PopulatePosition& at) const;
   bool SendPendingFences();
   bool HasPendingFences();
   void MarkLost();
