@@ -1,0 +1,76 @@
+#include "client/working_set/plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "absl/strings/str_format.h"
+#include "client/working_set/score.h"
+#include "client/working_set/topk.h"
+#include "oasiskv/error.h"
+
+namespace oasiskv {
+
+void Ranker::Rank(uint32_t layer, uint32_t slot, uint32_t candidates, const float* queries,
+                  int32_t* out) {
+  const Geometry& geometry = context_.options.geometry;
+  for (uint32_t h = 0; h < geometry.kv_heads; ++h) {
+    ScoreBlocks({.summaries = context_.pool.Summaries(layer, slot, h),
+                 .block_stride = geometry.summary_bytes(),
+                 .element_type = geometry.element_type,
+                 .head_dim = geometry.head_dim,
+                 .blocks = candidates,
+                 .queries = queries + uint64_t{h} * context_.group * geometry.head_dim,
+                 .group = context_.group,
+                 .combine = context_.options.combine},
+                scores_.data());
+    TopK(scores_.data(), candidates, context_.resident(), out + uint64_t{h} * context_.resident(),
+         scratch_);
+  }
+}
+
+void PlanRow(const WorkingSetContext& context, uint32_t cap, Selector* selector, Row* row) {
+  const uint32_t k = context.resident();
+  for (uint32_t h = 0; h < context.heads(); ++h) {
+    std::span<const int32_t> chosen(&row->promoted, row->promoted == kNoBlock ? 0 : 1);
+    if (row->predicts) {
+      std::span<int32_t> predicted = std::span(row->predicted).subspan(uint64_t{h} * k, k);
+      if (row->promoted != kNoBlock) IncludePromoted(predicted, row->promoted);
+      chosen = predicted;
+    }
+    selector->Select(h, chosen, row->promoted, cap, row->now, row->state->HeadMap(h, k),
+                     row->state->HeadStamps(h, k), &row->changes, &row->counts);
+  }
+  if (!row->predicts) row->counts = SelectCounts();
+}
+
+void CopyCompleted(const WorkingSetContext& context, Row* row) {
+  if (row->promoted == kNoBlock) return;
+  const uint64_t entry = context.options.geometry.entry_bytes();
+  row->completed.resize(context.heads() * entry);
+  for (uint32_t h = 0; h < context.heads(); ++h) {
+    std::memcpy(row->completed.data() + h * entry,
+                context.pool.Page(row->state->layer, row->state->slot, h, context.resident()),
+                entry);
+  }
+  for (Change& change : row->changes) {
+    if (change.promoted) change.from = row->completed.data() + change.head * entry;
+  }
+}
+
+absl::Status WriteBackCompleted(const WorkingSetContext& context, const Row& row) {
+  if (row.promoted == kNoBlock) return absl::OkStatus();
+  const uint64_t bytes = context.options.geometry.summary_bytes();
+  std::vector<std::byte> summaries(context.heads() * bytes);
+  for (uint32_t h = 0; h < context.heads(); ++h) {
+    std::memcpy(summaries.data() + h * bytes,
+                context.pool.Summaries(row.state->layer, row.state->slot, h) + row.promoted * bytes,
+                bytes);
+  }
+  const absl::Status status = row.source->WriteBack(
+      BlockIndex(row.promoted), LayerIndex(row.state->layer), row.completed, summaries);
+  return status.ok() ? status
+                     : Annotate(status, absl::StrFormat("writing back block %d", row.promoted));
+}
+
+}  // namespace oasiskv

@@ -1,0 +1,47 @@
+#include "client/working_set/stats_book.h"
+
+namespace oasiskv {
+namespace {
+
+void Accumulate(const WorkingSetStats& from, WorkingSetStats* to) {
+  to->steps += from.steps;
+  to->predicted += from.predicted;
+  to->hit += from.hit;
+  to->admitted += from.admitted;
+  to->promoted += from.promoted;
+  to->refused_by_cap += from.refused_by_cap;
+  to->late += from.late;
+  to->skipped += from.skipped;
+  to->degraded += from.degraded;
+  to->demanded += from.demanded;
+  to->bytes_moved += from.bytes_moved;
+  to->bytes_used += from.bytes_used;
+  to->admission_bytes += from.admission_bytes;
+  to->agreement_samples += from.agreement_samples;
+  to->agreement_sum += from.agreement_sum;
+}
+
+}  // namespace
+
+void StatsBook::Add(RequestSlot slot, const WorkingSetStats& delta) {
+  MutexLock lock(mutex_);
+  Accumulate(delta, &total_);
+  Accumulate(delta, &of_slot_[slot.value()]);
+}
+
+void StatsBook::Reset(RequestSlot slot) {
+  MutexLock lock(mutex_);
+  of_slot_[slot.value()] = WorkingSetStats();
+}
+
+WorkingSetStats StatsBook::Total() const {
+  MutexLock lock(mutex_);
+  return total_;
+}
+
+WorkingSetStats StatsBook::OfSlot(RequestSlot slot) const {
+  MutexLock lock(mutex_);
+  return slot.value() < of_slot_.size() ? of_slot_[slot.value()] : WorkingSetStats();
+}
+
+}  // namespace oasiskv
