@@ -1,0 +1,13 @@
+// The commands of oasisctl.
+#pragma once
+
+#include "tools/oasisctl/command.h"
+
+namespace oasiskv::oasisctl {
+
+Command CapacityCommand();
+Command SequencesCommand();
+Command GrantsCommand();
+Command HealthCommand();
+
+}  // namespace oasiskv::oasisctl

@@ -1,0 +1,72 @@
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "oasiskv/error.h"
+#include "oasiskv/v1/admin.pb.h"
+#include "oasiskv/v1/kv_memory.pb.h"
+#include "tools/oasisctl/commands.h"
+#include "tools/oasisctl/connection.h"
+#include "tools/oasisctl/format.h"
+
+namespace oasiskv::oasisctl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+int Run(const Arguments& arguments) {
+  auto connection = Connection::Make(arguments);
+  if (!connection.ok()) return Usage(connection.status());
+  const auto serving = connection->Health();
+  if (!serving.ok()) return Report(serving.status());
+  v1::DescribeResponse daemon;
+  v1::GetCapacityResponse capacity;
+  // A daemon that touches its pool answers Health only.
+  absl::Status status = connection->Describe(daemon);
+  if (status.ok()) status = connection->GetCapacity(capacity);
+  const bool starting = ErrorCodeOf(status) == ErrorCode::kDraining;
+  if (!status.ok() && !starting) return Report(status);
+
+  if (arguments.Has("json")) {
+    const Json json = {{"address", connection->address()},
+                       {"status", *serving},
+                       {"starting", starting},
+                       {"draining", daemon.draining()},
+                       {"daemon_version", daemon.daemon_version()},
+                       {"incarnation", daemon.incarnation()},
+                       {"uptime_ms", capacity.uptime_ms()},
+                       {"fabrics", {{"shm", daemon.shm_socket()}, {"ucx", daemon.ucx_address()}}},
+                       {"lease_ms", daemon.lease_ms()},
+                       {"max_lease_ms", daemon.max_lease_ms()}};
+    std::printf("%s\n", json.dump(2).c_str());
+  } else {
+    Table table({"status", absl::StrCat(*serving, starting ? " (starting)" : "")});
+    table.Row({"address", connection->address()});
+    if (!starting) {
+      const auto or_off = [](const std::string& text) { return text.empty() ? "off" : text; };
+      table.Row({"version", daemon.daemon_version()});
+      table.Row({"incarnation", absl::StrCat(daemon.incarnation())});
+      table.Row({"uptime", Time(static_cast<int64_t>(capacity.uptime_ms()))});
+      table.Row({"draining", daemon.draining() ? "yes" : "no"});
+      table.Row({"shm", or_off(daemon.shm_socket())});
+      table.Row({"ucx", or_off(daemon.ucx_address())});
+      table.Row({"leases", absl::StrCat(Time(static_cast<int64_t>(daemon.lease_ms())), ", at most ",
+                                        Time(static_cast<int64_t>(daemon.max_lease_ms())))});
+    }
+    std::printf("%s", table.ToString().c_str());
+  }
+  return *serving == "SERVING" ? kExitOk : kExitNotServing;
+}
+
+}  // namespace
+
+Command HealthCommand() {
+  Command out;
+  out.name = "health";
+  out.help = "Whether the daemon serves, and which it is; exit code 4 when it does not.";
+  out.flags = CommonFlags();
+  out.run = Run;
+  return out;
+}
+
+}  // namespace oasiskv::oasisctl
