@@ -52,15 +52,7 @@ void LeaseKeeper::ReleaseLater(std::shared_ptr<Session> session,
                                std::shared_ptr<GrantState> grant) {
   MutexLock lock(mutex_);
   held_.erase(grant.get());
-  farewells_.push_back({std::move(session), std::move(grant), false, {}});
-  changed_.NotifyAll();
-}
-
-void LeaseKeeper::AbortLater(std::shared_ptr<Session> session, std::shared_ptr<GrantState> grant,
-                             AbortOrder order) {
-  MutexLock lock(mutex_);
-  held_.erase(grant.get());
-  farewells_.push_back({std::move(session), std::move(grant), true, std::move(order)});
+  farewells_.push_back({std::move(session), std::move(grant)});
   changed_.NotifyAll();
 }
 
@@ -213,29 +205,7 @@ void LeaseKeeper::SendFarewells(std::vector<Farewell> farewells, Duration limit)
   for (const Farewell& farewell : farewells) {
     // What belongs to an earlier life of the daemon is gone already.
     if (farewell.session->restarted() || farewell.grant->lost()) continue;
-    Session& session = *farewell.session;
-    if (!farewell.abort) {
-      releases[&session].push_back(farewell.grant->key());
-      continue;
-    }
-    const Duration left = deadline - Clock::Real().Now();
-    if (left <= Duration(0)) continue;
-    // Abort goes by name, and the name may be another's by now: only while the grant lives is the
-    // sequence ours.
-    const GrantKey key = farewell.grant->key();
-    const auto renewed =
-        session.control().Renew(std::span(&key, 1), farewell.grant->asked_lease(), left);
-    if (!renewed.ok() || !renewed->lost.empty() ||
-        renewed->incarnation != session.daemon().incarnation) {
-      continue;
-    }
-    const auto aborted = session.control().Abort(farewell.order.name, farewell.order.identity,
-                                                 farewell.order.reason, left);
-    if (!aborted.ok()) {
-      LogWarning("client",
-                 absl::StrCat("abort of ", farewell.order.name, ": ", aborted.status().message(),
-                              "; its lease's end will do it"));
-    }
+    releases[farewell.session.get()].push_back(farewell.grant->key());
   }
   for (const auto& [session, keys] : releases) {
     for (size_t first = 0; first < keys.size(); first += kGrantsPerCall) {

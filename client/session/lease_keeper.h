@@ -19,13 +19,6 @@ namespace oasiskv::client {
 
 enum class GrantRole { kReader, kWriter };
 
-// How a sequence is thrown away when its producer was dropped.
-struct AbortOrder {
-  std::string name;
-  Identity identity;
-  std::string reason;
-};
-
 // Thread contract: safe for concurrent use; the destructor waits for the thread (bounded by
 // kFarewell and one call).
 //
@@ -44,11 +37,9 @@ class LeaseKeeper {
   void Hold(std::shared_ptr<Session> session, std::shared_ptr<GrantState> grant, GrantRole role);
   // Ends the renewals; the grant is not given back (a sealed sequence has none, say).
   void Drop(const GrantState& grant);
-  // Ends the renewals and gives the grant back soon.
+  // Ends the renewals and gives the grant back soon. A writer's grant that goes before the seal
+  // takes its sequence with it.
   void ReleaseLater(std::shared_ptr<Session> session, std::shared_ptr<GrantState> grant);
-  // The same for a writer whose sequence is to be thrown away.
-  void AbortLater(std::shared_ptr<Session> session, std::shared_ptr<GrantState> grant,
-                  AbortOrder order);
 
   uint64_t renewals() const { return renewals_.load(std::memory_order_relaxed); }
   uint64_t grants_lost() const { return grants_lost_.load(std::memory_order_relaxed); }
@@ -64,8 +55,6 @@ class LeaseKeeper {
   struct Farewell {
     std::shared_ptr<Session> session;
     std::shared_ptr<GrantState> grant;
-    bool abort = false;
-    AbortOrder order;
   };
   using Group = std::vector<Held>;
 

@@ -48,8 +48,7 @@ Producer::Impl::Impl(std::shared_ptr<client::Core> core, std::shared_ptr<client:
 Producer::Impl::~Impl() {
   if (phase_ == Phase::kSealed || phase_ == Phase::kAborted) return;
   Fence();
-  core_->keeper().AbortLater(session_, grant_,
-                             {name_, identity_, "the producer was dropped unsealed"});
+  core_->keeper().ReleaseLater(session_, grant_);
 }
 
 absl::Status Producer::Impl::CheckPhase(const char* call) const {
