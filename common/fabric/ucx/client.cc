@@ -198,9 +198,12 @@ absl::StatusOr<std::unique_ptr<Connection>> UcxConnection::Connect(
     return MakeError(ErrorCode::kInvalidArgument,
                      absl::StrCat("the ucx data address '", options.address, "' has no port"));
   }
-  OASISKV_ASSIGN_OR_RETURN(const SocketAddress socket_address, Resolve(address));
+  OASISKV_ASSIGN_OR_RETURN(const SocketAddress socket_address, Resolve(UcxAddress(address)));
   std::unique_ptr<UcxConnection> out(new UcxConnection(options));
-  OASISKV_ASSIGN_OR_RETURN(out->worker_, Worker::Create(*out));
+  OASISKV_ASSIGN_OR_RETURN(
+      out->worker_,
+      Worker::Create(*out, socket_address.storage.ss_family == AF_INET6 ? Worker::Family::kIpv6
+                                                                        : Worker::Family::kIpv4));
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;

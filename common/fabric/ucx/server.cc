@@ -109,7 +109,6 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Server::Start(const UcxEndpointOptions
                                                         uint64_t incarnation,
                                                         GrantAuthority& authority) {
   std::unique_ptr<Server> server(new Server(options, incarnation, authority));
-  OASISKV_ASSIGN_OR_RETURN(server->worker_, Worker::Create(*server));
   OASISKV_RETURN_IF_ERROR(server->Listen());
   server->thread_ = std::thread([raw = server.get()] { raw->Run(); });
   return server;
@@ -122,12 +121,16 @@ absl::Status Server::Listen() {
                      absl::StrCat("the ucx fabric listens on a numeric address, not on '",
                                   options_.host, "'; mend --ucx_host"));
   }
+  const Address bind_to = UcxAddress(asked);
   // UCX only says "busy" or "device failure": the kernel's own words are better.
-  if (absl::Status status = CheckBindable(asked); !status.ok()) {
+  if (absl::Status status = CheckBindable(bind_to); !status.ok()) {
     return Annotate(status,
                     "the ucx fabric's data port (choose another with --ucx_port, or 0 for any)");
   }
-  OASISKV_ASSIGN_OR_RETURN(const SocketAddress socket_address, Resolve(asked));
+  OASISKV_ASSIGN_OR_RETURN(
+      worker_,
+      Worker::Create(*this, bind_to.IsIpv6() ? Worker::Family::kIpv6 : Worker::Family::kIpv4));
+  OASISKV_ASSIGN_OR_RETURN(const SocketAddress socket_address, Resolve(bind_to));
   ucp_listener_params_t params{};
   params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
   params.sockaddr.addr = socket_address.get();
@@ -309,7 +312,8 @@ void Server::Accept(ucp_conn_request_h request) {
 void Server::OnEndpointError(void* arg, ucp_ep_h endpoint, ucs_status_t status) {
   Server* server = static_cast<Server*>(arg);
   auto it = server->peers_.find(endpoint);
-  if (it != server->peers_.end()) it->second->Break(ucs_status_string(status));
+  if (it != server->peers_.end())
+    it->second->Break(absl::StrCat("its client is gone (", ucs_status_string(status), ")"));
 }
 
 void Server::Malformed(const Peer* peer, const Arrival& arrival, absl::string_view why) {

@@ -1,5 +1,7 @@
 #include "common/fabric/ucx/worker.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <ucp/api/ucp.h>
@@ -9,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
@@ -44,7 +47,7 @@ struct ConfigDeleter {
 };
 using Config = std::unique_ptr<ucp_config_t, ConfigDeleter>;
 
-absl::StatusOr<Config> MakeConfig(std::string& transports) {
+absl::StatusOr<Config> MakeConfig(Worker::Family family, std::string& transports) {
   ucp_config_t* raw = nullptr;
   ucs_status_t status = ucp_config_read(nullptr, nullptr, &raw);
   if (status != UCS_OK) return UcxError("cannot read UCX's configuration", status);
@@ -52,7 +55,9 @@ absl::StatusOr<Config> MakeConfig(std::string& transports) {
   unsigned major = 0, minor = 0, release = 0;
   ucp_get_version(&major, &minor, &release);
   const bool whole_keys = major > 1 || minor >= 17;
-  for (const Setting& setting : kSettings) {
+  std::vector<Setting> settings(std::begin(kSettings), std::end(kSettings));
+  if (family == Worker::Family::kIpv6) settings.push_back({"TCP_AF_PRIO", "inet6,inet", "TCP_"});
+  for (const Setting& setting : settings) {
     if (std::getenv(absl::StrCat("UCX_", setting.key).c_str()) != nullptr) continue;
     const char* key = whole_keys ? setting.key : setting.key + std::strlen(setting.table);
     status = ucp_config_modify(config.get(), key, setting.value);
@@ -76,6 +81,14 @@ void OnSendComplete(void* request, ucs_status_t status, void* message) {
 }
 
 }  // namespace
+
+Address UcxAddress(Address address) {
+  in6_addr parsed;
+  if (::inet_pton(AF_INET6, address.host.c_str(), &parsed) == 1 && IN6_IS_ADDR_LOOPBACK(&parsed)) {
+    address.host = "127.0.0.1";
+  }
+  return address;
+}
 
 absl::Status UcxError(absl::string_view what, int ucs_status) {
   return MakeError(
@@ -101,9 +114,9 @@ struct Worker::Slot {
   }
 };
 
-absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(ArrivalHandler& handler) {
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(ArrivalHandler& handler, Family family) {
   std::unique_ptr<Worker> out(new Worker);
-  auto config = MakeConfig(out->transports_);
+  auto config = MakeConfig(family, out->transports_);
   if (!config.ok()) return config.status();
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/address.h"
 #include "common/clock.h"
 #include "common/fabric/ucx/wire.h"
 #include "common/mapped_memory.h"
@@ -64,7 +65,10 @@ class Worker {
  public:
   // Arrivals of every message id below kMessageIds go to `handler`, which must outlive the worker.
   // Errors: INTERNAL with UCX's words and the transports asked for.
-  static absl::StatusOr<std::unique_ptr<Worker>> Create(ArrivalHandler& handler);
+  enum class Family : uint8_t { kIpv4, kIpv6 };
+  // `family` is that of the address listened on or connected to: UCX carries the data over
+  // connections of its own between addresses of the interfaces, which must be of the same family.
+  static absl::StatusOr<std::unique_ptr<Worker>> Create(ArrivalHandler& handler, Family family);
   ~Worker();
 
   Worker(const Worker&) = delete;
@@ -104,6 +108,11 @@ class Worker {
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> woken_{false};
 };
+
+// The address to give to UCX for `address`. UCX's TCP transport passes over IPv6 addresses of the
+// loopback interface, so that data to [::1] would find nobody: it stands for 127.0.0.1, on both
+// sides alike. Others are as they are.
+Address UcxAddress(Address address);
 
 // "INTERNAL: what: UCX's words"
 absl::Status UcxError(absl::string_view what, int ucs_status);
