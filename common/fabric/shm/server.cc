@@ -43,9 +43,10 @@ absl::Status CheckMemory(const ExportedMemory& memory) {
   if (memory.arenas.size() > kMaxArenas) {
     return MakeError(
         ErrorCode::kInvalidArgument,
-        absl::StrFormat("the pool has %d arenas and the shm fabric can pass %d; make arenas larger "
-                        "so that there are fewer",
-                        memory.arenas.size(), kMaxArenas));
+        absl::StrFormat(
+            "the pool has %d arenas and the shm fabric can pass %d; make them fewer with a larger "
+            "--arena_size",
+            memory.arenas.size(), kMaxArenas));
   }
   for (size_t i = 0; i < memory.arenas.size(); ++i) {
     if (memory.arenas[i].id.value() != i) {
@@ -346,7 +347,7 @@ absl::Status Server::CheckIdentity(const PeerIdentity& peer) const {
   }
   return MakeError(ErrorCode::kPermissionDenied,
                    absl::StrFormat("the daemon serves shm to uid %d and root; uid %d is neither, "
-                                   "nor allowed by the daemon's flags",
+                                   "nor named by --shm_allowed_uids or --shm_allowed_gid",
                                    ::geteuid(), peer.uid));
 }
 
