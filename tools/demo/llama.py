@@ -102,7 +102,8 @@ class Llama:
             x = x + _project(mixed.reshape(rows, -1), layer.output)
             normed = rms_norm(x, layer.ffn_norm, c.norm_epsilon)
             gate, up = np.split(_project(normed, layer.gate_up), 2, axis=1)
-            x = x + _project(gate / (1 + np.exp(-gate)) * up, layer.down)
+            silu = gate * (np.float32(0.5) + np.float32(0.5) * np.tanh(np.float32(0.5) * gate))
+            x = x + _project(silu * up, layer.down)
         return x
 
     @staticmethod
