@@ -312,6 +312,29 @@ TEST_F(ShmPeers, AStoppingDaemonTellsItsClientsAndWaitsForNone) {
   EXPECT_EQ(ErrorCodeOf(reader->Health()), ErrorCode::kPeerLost);
 }
 
+TEST_F(ShmPeers, AKilledWriterIsReportedAsClosed) {
+  const WordSlot connected(kWords - 1);  // how the child tells its connection id
+  Child writer([&] {
+    std::unique_ptr<Connection> connection;
+    const bool made = Eventually([&] {
+      auto attempt = ConnectShm(folder_.path(), kIncarnation, Access::kWrite);
+      if (attempt.ok()) connection = *std::move(attempt);
+      return connection != nullptr;
+    });
+    if (!made) return 1;
+    pool_.SetWord(connected, connection->connection_id().value());
+    ::pause();
+    return 2;
+  });
+  Serve();
+  ASSERT_TRUE(Eventually([&] { return pool_.Word(connected) != 0; }));
+  EXPECT_TRUE(authority_.closed().empty());
+  writer.Signal(SIGKILL);
+  EXPECT_EQ(writer.Exit(), -1);
+  ASSERT_TRUE(Eventually([&] { return authority_.closed().size() == 1; }));
+  EXPECT_EQ(authority_.closed()[0], ConnectionId(pool_.Word(connected)));
+}
+
 // As root only: a test that wants to be several users.
 class ShmUsers : public ShmTest {
  protected:
