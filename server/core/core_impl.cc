@@ -123,9 +123,13 @@ void CoreImpl::LoseGrant(Grant& grant, GrantEnd end, Ending& ending) {
   EndGrant(grant, end, ending);
   if (!writer) return;
   // Nobody can seal it any more.
-  LogInfo("sequence", absl::StrFormat("\"%s\" is thrown away: its writer's grant %s before seal",
-                                      sequence.body->name,
-                                      end == GrantEnd::kExpired ? "expired" : "was given back"));
+  if (lost_writers_.Pass()) {
+    LogInfo("sequence", absl::StrFormat("\"%s\" is thrown away: its writer's grant %s before seal "
+                                        "(%d more such lines held back)",
+                                        sequence.body->name,
+                                        end == GrantEnd::kExpired ? "expired" : "was given back",
+                                        lost_writers_.suppressed()));
+  }
   ++(end == GrantEnd::kExpired ? counters_.sequences_expired : counters_.sequences_aborted);
   AbortSequence(sequence, ending);
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "common/log.h"
 #include "common/mutex.h"
 #include "server/core/kv_core.h"
 #include "server/lease/grant_table.h"
@@ -130,6 +131,7 @@ class CoreImpl final : public KvCore {
   const CoreOptions options_;
   const Clock& clock_;  // outlives the core
   const uint64_t incarnation_;
+  LogGate lost_writers_;              // self-synchronized
   const std::unique_ptr<Pool> pool_;  // its free map is the allocator's, under mutex_
 
   mutable Mutex mutex_;

@@ -60,17 +60,14 @@ absl::Status RangeChecker::CheckPart(uint64_t begin, uint64_t end, uint32_t piec
   const bool covered =
       span.first == span.last && low >= first_head_ && high < first_head_ + head_count_;
   if (covered) return absl::OkStatus();
-  const bool low_is_foreign = low < first_head_ || low >= first_head_ + head_count_;
+  uint32_t foreign = first;
+  while (foreign % heads_ >= first_head_ && foreign % heads_ < first_head_ + head_count_) ++foreign;
   return MakeError(
       ErrorCode::kForeign,
       absl::StrFormat("range %d: the %s of block %d, layer %d, head %d is outside the attached "
                       "heads [%d, %d)",
-                      index, what, range.block, low_is_foreign ? span.first : span.last,
-                      low_is_foreign ? low
-                      : span.first != span.last && first_head_ + head_count_ < heads_
-                          ? first_head_ + head_count_
-                          : (span.first != span.last ? 0 : high),
-                      first_head_, first_head_ + head_count_));
+                      index, what, range.block, foreign / heads_, foreign % heads_, first_head_,
+                      first_head_ + head_count_));
 }
 
 }  // namespace oasiskv::server

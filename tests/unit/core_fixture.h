@@ -16,7 +16,7 @@ namespace oasiskv::server {
 
 // `status` is an error of that code.
 #define EXPECT_CODE(code, expression) \
-  EXPECT_EQ(ErrorCodeName(code), ErrorCodeName(ErrorCodeOf((expression))))
+  EXPECT_EQ(std::string(ErrorCodeName(code)), std::string(ErrorCodeName(ErrorCodeOf((expression)))))
 
 class CoreFixture : public ::testing::Test {
  protected:
