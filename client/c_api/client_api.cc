@@ -68,6 +68,10 @@ int oasiskv_client_stats_get(oasiskv_client* client, oasiskv_client_stats* out) 
     c.reconnects = s.reconnects;
     c.renewals = s.renewals;
     c.grants_lost = s.grants_lost;
+    c.timed_reads = s.timed_reads;
+    c.prepare_ns = s.prepare_ns;
+    c.post_ns = s.post_ns;
+    c.wire_ns = s.wire_ns;
     return WriteStruct(c, "out", out);
   });
 }

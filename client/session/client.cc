@@ -148,6 +148,7 @@ absl::StatusOr<uint32_t> Client::Abort(const std::string& name, const Identity& 
 
 absl::Status Client::Health() const { return impl_->core->Health(); }
 std::string Client::Describe() const { return impl_->core->Describe(); }
+std::string Client::FabricName() const { return impl_->core->FabricName(); }
 ClientStats Client::Stats() const { return impl_->core->Stats(); }
 
 }  // namespace oasiskv

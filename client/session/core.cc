@@ -58,6 +58,13 @@ absl::Status CheckOptions(const ClientOptions& options) {
 
 }  // namespace
 
+void Outcomes::Time(const fabric::TransferTimes& times) {
+  timed.fetch_add(1, std::memory_order_relaxed);
+  prepare_ns.fetch_add(static_cast<uint64_t>(times.prepare.count()), std::memory_order_relaxed);
+  post_ns.fetch_add(static_cast<uint64_t>(times.post.count()), std::memory_order_relaxed);
+  wire_ns.fetch_add(static_cast<uint64_t>(times.wire.count()), std::memory_order_relaxed);
+}
+
 void Outcomes::Count(const absl::Status& status) {
   if (status.ok()) return;
   switch (ErrorCodeOf(status)) {
@@ -201,6 +208,12 @@ std::string Core::Describe() const {
   return absl::StrCat("not connected to ", options_.address, ": ", last_loss_);
 }
 
+std::string Core::FabricName() const {
+  MutexLock lock(mutex_);
+  if (current_ == nullptr) return {};
+  return std::string(fabric::KindName(current_->reader().kind()));
+}
+
 ClientStats Core::Stats() const {
   ClientStats out;
   std::vector<std::shared_ptr<Session>> live;  // destroyed after the lock is let go
@@ -222,6 +235,10 @@ ClientStats Core::Stats() const {
   out.bytes_written = data.bytes_written;
   out.request_bytes = data.request_bytes;
   out.grant_checks = data.grant_checks;
+  out.timed_reads = outcomes_.timed.load(std::memory_order_relaxed);
+  out.prepare_ns = outcomes_.prepare_ns.load(std::memory_order_relaxed);
+  out.post_ns = outcomes_.post_ns.load(std::memory_order_relaxed);
+  out.wire_ns = outcomes_.wire_ns.load(std::memory_order_relaxed);
   out.stale_reads = outcomes_.stale.load(std::memory_order_relaxed);
   out.expired_reads = outcomes_.expired.load(std::memory_order_relaxed);
   out.deadline_reads = outcomes_.deadline.load(std::memory_order_relaxed);

@@ -23,7 +23,9 @@ namespace oasiskv::client {
 struct Outcomes {
   std::atomic<uint64_t> stale{0}, expired{0}, deadline{0}, failed{0};
   std::atomic<uint64_t> checksums_verified{0}, checksum_failures{0};
+  std::atomic<uint64_t> timed{0}, prepare_ns{0}, post_ns{0}, wire_ns{0};  // of batches that counted
   void Count(const absl::Status& status);
+  void Time(const fabric::TransferTimes& times);
 };
 
 // May a call whose answer was lost be repeated on a session of the same incarnation?
@@ -51,6 +53,7 @@ class Core {
   // OK, or PEER_LOST with what is known.
   absl::Status Health() const;
   std::string Describe() const;
+  std::string FabricName() const;
   ClientStats Stats() const;
 
  private:

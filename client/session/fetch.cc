@@ -108,6 +108,7 @@ void FetchState::Finish(const absl::Status& ended) {
     }
   }
   if (status.ok()) status = VerifyAndCopy();
+  if (status.ok() && transfer_ != nullptr) right_->core->outcomes().Time(transfer_->Times());
   right_->core->outcomes().Count(status);
   result_ = std::move(status);
   finished_ = true;

@@ -39,6 +39,9 @@ struct ClientStats {
   uint64_t checksums_verified = 0, checksum_failures = 0;
   uint64_t reconnects = 0;                 // sessions made after the first
   uint64_t renewals = 0, grants_lost = 0;  // lease keeper
+  // Sums over `timed_reads` batches that counted: checking and coalescing, handing work to the
+  // fabric, and from there to the last byte and the grant check.
+  uint64_t timed_reads = 0, prepare_ns = 0, post_ns = 0, wire_ns = 0;
 };
 
 // Thread contract: safe for concurrent use. Producers and Readers made from it keep what they need
@@ -70,6 +73,8 @@ class OASISKV_EXPORT Client {
   absl::Status Health() const;
   // One line: daemon, version, fabric and why it was chosen.
   std::string Describe() const;
+  // The fabric of the current connection, "shm" or "ucx"; empty while there is none.
+  std::string FabricName() const;
   ClientStats Stats() const;
 
  private:

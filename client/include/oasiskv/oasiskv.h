@@ -123,6 +123,7 @@ typedef struct oasiskv_client_stats {
   uint64_t stale_reads, expired_reads, deadline_reads, failed_reads;
   uint64_t checksums_verified, checksum_failures;
   uint64_t reconnects, renewals, grants_lost;
+  uint64_t timed_reads, prepare_ns, post_ns, wire_ns; /* sums over batches that counted */
 } oasiskv_client_stats;
 
 OASISKV_API int oasiskv_client_connect(const oasiskv_client_options* options, oasiskv_client** out);

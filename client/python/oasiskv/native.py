@@ -61,6 +61,7 @@ CClientStats = _struct(
         "reads", "writes", "pieces", "requests", "bytes_read", "bytes_written", "request_bytes", "grant_checks",
         "stale_reads", "expired_reads", "deadline_reads", "failed_reads", "checksums_verified",
         "checksum_failures", "reconnects", "renewals", "grants_lost",
+        "timed_reads", "prepare_ns", "post_ns", "wire_ns",
     ),
 )
 CProducerSpec = _struct(
