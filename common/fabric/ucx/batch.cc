@@ -100,8 +100,8 @@ void Batch::End(const absl::Status& status) {
     times_.wire = Now() - posted_at_;
     // Before anybody can learn of the outcome, so that whoever has it finds it counted.
     ledger_->CountEnd(status);
-    if (write_started_) ledger_->EndWrite(grant->id);
     ended_.store(true, std::memory_order_release);
+    if (write_started_) ledger_->EndWrite(grant->id);  // a fence that waits for it finds it ended
   }
   ended_changed_.NotifyAll();
 }

@@ -134,11 +134,9 @@ class UcxConnection final : public Connection, private ArrivalHandler {
   void CloseEndpoint();
 
   static void OnEndpointError(void* arg, ucp_ep_h endpoint, ucs_status_t status) {
-    UcxConnection* self = static_cast<UcxConnection*>(arg);
-    self->Lose(
-        MakeError(ErrorCode::kPeerLost, absl::StrCat("the daemon at ", self->options_.address,
-                                                     " is gone: ", ucs_status_string(status))));
+    static_cast<UcxConnection*>(arg)->OnError(ucs_status_string(status));
   }
+  void OnError(absl::string_view why);
 
   const UcxConnectOptions options_;
   const std::shared_ptr<Ledger> ledger_;
@@ -198,7 +196,7 @@ absl::StatusOr<std::unique_ptr<Connection>> UcxConnection::Connect(
     return MakeError(ErrorCode::kInvalidArgument,
                      absl::StrCat("the ucx data address '", options.address, "' has no port"));
   }
-  OASISKV_ASSIGN_OR_RETURN(const SocketAddress socket_address, Resolve(UcxAddress(address)));
+  OASISKV_ASSIGN_OR_RETURN(const SocketAddress socket_address, UcxAddress(address));
   std::unique_ptr<UcxConnection> out(new UcxConnection(options));
   OASISKV_ASSIGN_OR_RETURN(
       out->worker_,
@@ -550,6 +548,17 @@ void UcxConnection::OnTrailer(const Arrival& arrival) {
   }
   // A trailer may overtake its data; then the last of the data finishes the request.
   if (request.arrived == request.bytes) Finish(it);
+}
+
+void UcxConnection::OnError(absl::string_view why) {
+  bool greeted = false;
+  {
+    MutexLock lock(mutex_);
+    greeted = greeted_;
+  }
+  Lose(MakeError(ErrorCode::kPeerLost,
+                 greeted ? absl::StrCat("the daemon at ", options_.address, " is gone: ", why)
+                         : absl::StrCat("cannot connect to ", options_.address, ": ", why)));
 }
 
 // All bytes of the request are there and its trailer's word was sampled after they were read.

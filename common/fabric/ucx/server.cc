@@ -121,16 +121,16 @@ absl::Status Server::Listen() {
                      absl::StrCat("the ucx fabric listens on a numeric address, not on '",
                                   options_.host, "'; mend --ucx_host"));
   }
-  const Address bind_to = UcxAddress(asked);
+  OASISKV_ASSIGN_OR_RETURN(const SocketAddress socket_address, UcxAddress(asked));
   // UCX only says "busy" or "device failure": the kernel's own words are better.
-  if (absl::Status status = CheckBindable(bind_to); !status.ok()) {
+  if (absl::Status status = CheckBindable(socket_address.ToAddress()); !status.ok()) {
     return Annotate(status,
                     "the ucx fabric's data port (choose another with --ucx_port, or 0 for any)");
   }
   OASISKV_ASSIGN_OR_RETURN(
       worker_,
-      Worker::Create(*this, bind_to.IsIpv6() ? Worker::Family::kIpv6 : Worker::Family::kIpv4));
-  OASISKV_ASSIGN_OR_RETURN(const SocketAddress socket_address, Resolve(bind_to));
+      Worker::Create(*this, socket_address.storage.ss_family == AF_INET6 ? Worker::Family::kIpv6
+                                                                         : Worker::Family::kIpv4));
   ucp_listener_params_t params{};
   params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
   params.sockaddr.addr = socket_address.get();
@@ -286,8 +286,12 @@ void Server::Accept(ucp_conn_request_h request) {
         attr.client_address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
     from = client.ToAddress().ToString();
   }
-  if (stop_.load() || peers_.size() + closing_.size() >= kMaxPeers) {
+  const bool unusable = IsUnusableIpv6(reinterpret_cast<const sockaddr*>(&attr.client_address));
+  if (unusable || stop_.load() || peers_.size() + closing_.size() >= kMaxPeers) {
     counters_.connections_refused.fetch_add(1);
+    LogWarning("ucx", absl::StrCat("connection of ", from, " refused: ",
+                                   unusable ? "UCX has no data address for it"
+                                            : "too many connections, or stopping"));
     ucp_listener_reject(listener_, request);
     return;
   }

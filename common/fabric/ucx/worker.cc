@@ -1,6 +1,5 @@
 #include "common/fabric/ucx/worker.h"
 
-#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -15,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
+#include "common/status_macros.h"
 #include "oasiskv/error.h"
 
 namespace oasiskv::fabric::ucx {
@@ -37,6 +37,8 @@ constexpr Setting kSettings[] = {
     // From this size on the kernel takes the bytes from where they lie, not from a copy that UCX
     // makes first.
     {"ZCOPY_THRESH", "4K", ""},
+    // A client that cannot be reached must not hold up the daemon's thread in connect().
+    {"TCP_CONN_NB", "y", "TCP_"},
     // A daemon that restarts binds its old port although connections of its earlier life linger in
     // TIME_WAIT.
     {"TCP_CM_REUSEADDR", "y", "TCP_"},
@@ -82,12 +84,20 @@ void OnSendComplete(void* request, ucs_status_t status, void* message) {
 
 }  // namespace
 
-Address UcxAddress(Address address) {
-  in6_addr parsed;
-  if (::inet_pton(AF_INET6, address.host.c_str(), &parsed) == 1 && IN6_IS_ADDR_LOOPBACK(&parsed)) {
-    address.host = "127.0.0.1";
-  }
-  return address;
+bool IsUnusableIpv6(const sockaddr* address) {
+  if (address->sa_family != AF_INET6) return false;
+  const in6_addr& ip = reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&ip) || IN6_IS_ADDR_LINKLOCAL(&ip) || IN6_IS_ADDR_V4MAPPED(&ip);
+}
+
+absl::StatusOr<SocketAddress> UcxAddress(const Address& address) {
+  OASISKV_ASSIGN_OR_RETURN(const SocketAddress resolved, Resolve(address));
+  if (!IsUnusableIpv6(resolved.get())) return resolved;
+  const in6_addr& ip = reinterpret_cast<const sockaddr_in6*>(resolved.get())->sin6_addr;
+  if (IN6_IS_ADDR_LOOPBACK(&ip)) return Resolve(Address{"127.0.0.1", address.port});
+  return MakeError(ErrorCode::kInvalidArgument,
+                   absl::StrCat("UCX cannot use ", address.ToString(),
+                                ": give an IPv4 or a global IPv6 address"));
 }
 
 absl::Status UcxError(absl::string_view what, int ucs_status) {

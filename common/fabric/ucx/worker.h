@@ -109,10 +109,17 @@ class Worker {
   std::atomic<bool> woken_{false};
 };
 
-// The address to give to UCX for `address`. UCX's TCP transport passes over IPv6 addresses of the
-// loopback interface, so that data to [::1] would find nobody: it stands for 127.0.0.1, on both
-// sides alike. Others are as they are.
-Address UcxAddress(Address address);
+// UCX's TCP transport makes data connections of its own, between addresses of the network
+// interfaces, of which it takes one each and passes over IPv6 addresses of loopback and of one link
+// only. Worse, an IPv6 peer on an interface for which it took an IPv4 address makes it write beyond
+// a buffer (1.13.1).
+//
+// True for an address that is therefore to be kept from UCX: loopback, link-local and IPv4 in IPv6
+// clothes.
+bool IsUnusableIpv6(const sockaddr* address);
+// The address to give to UCX for `address`: [::1] stands for 127.0.0.1, on both sides alike, others
+// for themselves. Errors: INVALID_ARGUMENT for a link-local address.
+absl::StatusOr<SocketAddress> UcxAddress(const Address& address);
 
 // "INTERNAL: what: UCX's words"
 absl::Status UcxError(absl::string_view what, int ucs_status);
