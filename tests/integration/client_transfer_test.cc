@@ -1,4 +1,5 @@
-// What a producer puts is what readers get: layouts, ranges of layers and heads, summaries, top-K lists, large batches.
+// What a producer puts is what readers get: layouts, ranges of layers and heads, summaries, top-K
+// lists, large batches.
 #include <numeric>
 #include <thread>
 
@@ -117,10 +118,12 @@ TEST_P(ClientTransferTest, HalfWrittenIsNotCommitted) {
   const Content content(QwenLike(), 64, 3);
   ASSERT_OK_AND_ASSIGN(Producer producer, client->Open(SpecOf("half", content)));
   ASSERT_OK(producer.WriteTokens(LayerIndex(0), 0, 40, content.Keys(0, 0), content.Values(0, 0)));
-  EXPECT_THAT(producer.WriteTokens(LayerIndex(0), 48, 1, content.Keys(0, 48), content.Values(0, 48)),
-              Fails(ErrorCode::kInvalidArgument));
-  EXPECT_THAT(producer.WriteTokens(LayerIndex(0), 40, 25, content.Keys(0, 40), content.Values(0, 40)),
-              Fails(ErrorCode::kOutOfRange));
+  EXPECT_THAT(
+      producer.WriteTokens(LayerIndex(0), 48, 1, content.Keys(0, 48), content.Values(0, 48)),
+      Fails(ErrorCode::kInvalidArgument));
+  EXPECT_THAT(
+      producer.WriteTokens(LayerIndex(0), 40, 25, content.Keys(0, 40), content.Values(0, 40)),
+      Fails(ErrorCode::kOutOfRange));
   // Block 2 of layer 0 has half of its tokens; layer 1 has none at all.
   EXPECT_THAT(producer.Commit(LayerIndex(0), 1, BlockIndex(0), 3), Fails(ErrorCode::kNotCommitted));
   EXPECT_THAT(producer.Commit(LayerIndex(0), 2, BlockIndex(0), 1), Fails(ErrorCode::kNotCommitted));
@@ -155,7 +158,8 @@ TEST_P(ClientTransferTest, TopKListAsPredictorsMakeThem) {
   ASSERT_OK(reader.FetchTopK(LayerIndex(1), HeadIndex(3), list, into.data(), stride, Soon()));
   EXPECT_EQ(client->Stats().pieces - pieces_before, 4u) << "a block named twice is fetched once";
   for (size_t i = 0; i < list.size(); ++i) {
-    const std::vector<std::byte> found(into.begin() + i * stride, into.begin() + i * stride + bytes);
+    const std::vector<std::byte> found(into.begin() + i * stride,
+                                       into.begin() + i * stride + bytes);
     EXPECT_EQ(found, list[i] < 0 ? std::vector<std::byte>(bytes, std::byte{0x5A})
                                  : content.Entry(list[i], 1, 3))
         << i;
@@ -230,7 +234,8 @@ TEST_P(ClientTransferTest, RangeOfHeads) {
   ExpectAll(reader, content);
 }
 
-// The shape of one transfer of a long request: no message of the control plane and no descriptor grows with the entries.
+// The shape of one transfer of a long request: no message of the control plane and no descriptor
+// grows with the entries.
 TEST_P(ClientTransferTest, HundredThousandEntries) {
   StartCluster(DaemonMode::kInProcess, {"--pool_size=128MiB"});
   auto client = Connect();
@@ -311,7 +316,8 @@ TEST_P(ClientTransferTest, RoundsOfEveryKindGiveAllBack) {
     const std::string name = absl::StrCat("round", round);
     if (round % 5 == 0) {  // a producer that is dropped
       ASSERT_OK_AND_ASSIGN(Producer producer, client->Open(SpecOf(name, content)));
-      ASSERT_OK(producer.WriteTokens(LayerIndex(0), 0, 20, content.Keys(0, 0), content.Values(0, 0)));
+      ASSERT_OK(
+          producer.WriteTokens(LayerIndex(0), 0, 20, content.Keys(0, 0), content.Values(0, 0)));
       continue;
     }
     ASSERT_OK(Put(*client, name, content));
@@ -329,7 +335,8 @@ TEST_P(ClientTransferTest, RoundsOfEveryKindGiveAllBack) {
         fetch.reset();
       } else if (round % 5 == 4) {
         ASSERT_OK(fetch->Wait());
-        ASSERT_EQ(std::memcmp(into.data(), content.Entry(0, 0, round % 2).data(), g.entry_bytes()), 0);
+        ASSERT_EQ(std::memcmp(into.data(), content.Entry(0, 0, round % 2).data(), g.entry_bytes()),
+                  0);
       }
       if (round % 7 == 0) {
         ASSERT_OK_AND_ASSIGN(const uint32_t revoked, client->Abort(name, TestIdentity(), "test"));
