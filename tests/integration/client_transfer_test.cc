@@ -237,7 +237,7 @@ TEST_P(ClientTransferTest, RangeOfHeads) {
 // The shape of one transfer of a long request: no message of the control plane and no descriptor
 // grows with the entries.
 TEST_P(ClientTransferTest, HundredThousandEntries) {
-  StartCluster(DaemonMode::kInProcess, {"--pool_size=128MiB"});
+  StartCluster(DaemonMode::kInProcess, {"--pool_bytes=128MiB"});
   auto client = Connect();
   Geometry g;
   g.layers = 10;
@@ -304,7 +304,7 @@ TEST_P(ClientTransferTest, ManyInFlightFromManyThreads) {
 }
 
 TEST_P(ClientTransferTest, RoundsOfEveryKindGiveAllBack) {
-  StartCluster(DaemonMode::kInProcess, {"--pool_size=16MiB"});
+  StartCluster(DaemonMode::kInProcess, {"--pool_bytes=16MiB"});
   auto client = Connect();
   Geometry g = QwenLike();
   g.layers = 1;
@@ -348,6 +348,36 @@ TEST_P(ClientTransferTest, RoundsOfEveryKindGiveAllBack) {
   }
   ASSERT_EVENTUALLY(Capacity().used_bytes == before);
   ASSERT_EVENTUALLY(Capacity().grants_reader + Capacity().grants_writer == 0);
+}
+
+TEST_P(ClientTransferTest, HandlesOutliveTheClient) {
+  StartCluster();
+  const Content content(QwenLike(), 48, 13);
+  std::unique_ptr<Reader> reader;
+  std::unique_ptr<Producer> producer;
+  {
+    ClientOptions options = Options();
+    options.lease = std::chrono::milliseconds(600);
+    auto client = Connect(options);
+    ASSERT_OK(Put(*client, "a", content));
+    ASSERT_OK_AND_ASSIGN(Reader attached, client->Attach(ReadSpecOf("a", QwenLike())));
+    reader = std::make_unique<Reader>(std::move(attached));
+    ASSERT_OK_AND_ASSIGN(Producer opened, client->Open(SpecOf("b", content)));
+    producer = std::make_unique<Producer>(std::move(opened));
+  }
+  ExpectAll(*reader, content);
+  ASSERT_OK(WriteAll(*producer, content));
+  // Leases are still renewed.
+  const auto leases_later = Clock::Real().Now() + std::chrono::milliseconds(1500);
+  ASSERT_EVENTUALLY(Clock::Real().Now() > leases_later);
+  EXPECT_OK(reader->Health());
+  SealSpec seal;
+  seal.token_count = content.tokens();
+  ASSERT_OK(producer->Seal(seal));
+  reader.reset();
+  producer.reset();
+  // The keeper of the last handle said goodbye before it ended.
+  EXPECT_EQ(Capacity().grants_reader + Capacity().grants_writer, 0u);
 }
 
 TEST_P(ClientTransferTest, WaitsForTheSeal) {
