@@ -32,8 +32,8 @@ HOMES = [
 
 # gRPC and protobuf headers cost seconds in each file that sees them: sources include them, headers forward-declare.
 HEAVY = re.compile(r"(^grpc(pp)?/|^google/protobuf/|\.pb\.h$)")
-# Templates over gRPC's call types; only sources of this folder include its headers.
-HEAVY_HOMES = ("server/service/",)
+# Templates over gRPC's call types; only sources of the same folder include these headers.
+HEAVY_HOMES = ("server/service/", "tests/integration/")
 
 
 def check(root):
