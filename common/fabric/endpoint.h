@@ -36,6 +36,9 @@ class GrantAuthority {
   virtual uint64_t GrantWord(GrantId grant) const = 0;
   // The writer on `connection` promises to write no more under `grant`.
   virtual void WriterFenced(ConnectionId connection, GrantId grant) = 0;
+  // A peer is being given memory that it can write through. Called before the peer learns the connection's id; a grant for
+  // a connection that was not opened is refused, since nobody would ever say that it is closed.
+  virtual void ConnectionOpened(ConnectionId connection) {}
   // The peer of `connection` is gone and with it every mapping it had.
   virtual void ConnectionClosed(ConnectionId connection) = 0;
 };
