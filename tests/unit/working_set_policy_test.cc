@@ -37,6 +37,7 @@ TEST_F(WorkingSetPolicyTest, PagesStayUntouchedUntilAttentionIsDone) {
   ASSERT_TRUE(PausePoints::WaitReached(kBeforeInstall));  // the bytes are there
   EXPECT_THAT(Map(slot, 0), ElementsAre(6, 7, 8, 9));
   PausePoints::Release(kBeforeInstall);
+  while (PausePoints::Waiting() > 0) std::this_thread::yield();  // or the next arming is lost
   // The transfer stage is past layer 0 once it stands before layer 1's pages.
   PausePoints::Arm(kBeforeInstall);
   ASSERT_TRUE(Submit({slot}, {0, 1, 2, 3}, 1).ok());
