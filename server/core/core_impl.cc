@@ -9,6 +9,11 @@
 #include "oasiskv/error.h"
 
 namespace oasiskv::server {
+namespace {
+
+constexpr size_t kPortion = 1024;  // grants or sequences ended under one hold of the mutex
+
+}  // namespace
 
 CoreImpl::CoreImpl(const CoreOptions& options, const Clock& clock, std::unique_ptr<Pool> pool)
     : options_(options),
@@ -89,9 +94,13 @@ void CoreImpl::EndGrant(Grant& grant, GrantEnd end, Ending& ending) {
   }
   if (grant.writer()) {
     sequence.writer = GrantId();
-    return;
+  } else {
+    --sequence.readers;
   }
-  --sequence.readers;
+  if (sequence.state == SequenceState::kSealed && sequence.readers == 0 &&
+      options_.unattended_ttl > Duration(0)) {
+    sequences_.SetUnattended(sequence, served_.At(clock_.Now()));
+  }
   if (sequence.state == SequenceState::kReleased && sequence.readers == 0) {
     sequences_.Erase(sequence);
   }
@@ -135,13 +144,28 @@ void CoreImpl::LoseGrant(Grant& grant, GrantEnd end, Ending& ending) {
 }
 
 void CoreImpl::ReleaseSequence(Sequence& sequence, Ending& ending) {
-  ++counters_.sequences_released;
   ending.frames.push_back({sequence.body, 0, sequence.blocks});
   if (sequence.readers == 0) {
     sequences_.Erase(sequence);
   } else {
     sequences_.MarkReleased(sequence);
   }
+}
+
+void CoreImpl::ReleaseUnattended(Sequence& sequence, Ending& ending) {
+  const std::string& name = sequence.body->name;
+  if (!Advance(sequence.state, SequenceOp::kUnattended, name).ok()) return;
+  if (unattended_.Pass()) {
+    constexpr std::chrono::milliseconds kMs(1);
+    LogInfo("sequence",
+            absl::StrFormat("\"%s\" of tenant \"%s\" is released: nobody had a grant for "
+                            "--unattended_ttl=%d ms, opened %d ms ago (%d more such lines held "
+                            "back)",
+                            name, sequence.body->identity.tenant, options_.unattended_ttl / kMs,
+                            (clock_.Now() - sequence.opened) / kMs, unattended_.suppressed()));
+  }
+  ++counters_.sequences_unattended;
+  ReleaseSequence(sequence, ending);
 }
 
 void CoreImpl::Finish(const Ending& ending) {
@@ -167,11 +191,15 @@ bool CoreImpl::draining() const {
 }
 
 void CoreImpl::Tick(MonotonicTime now) {
-  constexpr size_t kPortion = 1024;
   {
     MutexLock lock(mutex_);
     served_.Tick(now);
   }
+  TickGrants();
+  TickSequences();
+}
+
+void CoreImpl::TickGrants() {
   while (true) {
     Ending ending;
     {
@@ -182,6 +210,22 @@ void CoreImpl::Tick(MonotonicTime now) {
       }
     }
     if (ending.grants.empty()) return;
+    Finish(ending);
+  }
+}
+
+void CoreImpl::TickSequences() {
+  if (options_.unattended_ttl == Duration(0)) return;
+  while (true) {
+    Ending ending;
+    {
+      MutexLock lock(mutex_);
+      const Duration since = served_.served() - options_.unattended_ttl;
+      for (Sequence* sequence : sequences_.UnattendedSince(since, kPortion)) {
+        ReleaseUnattended(*sequence, ending);
+      }
+    }
+    if (ending.frames.empty()) return;
     Finish(ending);
   }
 }

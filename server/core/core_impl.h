@@ -121,6 +121,9 @@ class CoreImpl final : public KvCore {
   uint32_t AbortSequence(Sequence& sequence, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LoseGrant(Grant& grant, GrantEnd end, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseSequence(Sequence& sequence, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseUnattended(Sequence& sequence, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TickGrants() ABSL_LOCKS_EXCLUDED(mutex_);
+  void TickSequences() ABSL_LOCKS_EXCLUDED(mutex_);
   // Second step: frames go.
   void Finish(const Ending& ending) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -132,8 +135,8 @@ class CoreImpl final : public KvCore {
   const CoreOptions options_;
   const Clock& clock_;  // outlives the core
   const uint64_t incarnation_;
-  LogGate lost_writers_;              // self-synchronized
-  const std::unique_ptr<Pool> pool_;  // its free map is the allocator's, under mutex_
+  LogGate lost_writers_, unattended_;  // self-synchronized
+  const std::unique_ptr<Pool> pool_;   // its free map is the allocator's, under mutex_
 
   mutable Mutex mutex_;
   SlabAllocator allocator_ ABSL_GUARDED_BY(mutex_);

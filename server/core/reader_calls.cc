@@ -65,6 +65,7 @@ absl::StatusOr<AttachResult> CoreImpl::Attach(const AttachSpec& spec) {
     want.expires = served_.At(clock_.Now()) + lease;
     const Grant& grant = grants_->Give(std::move(want));
     ++sequence->readers;
+    sequences_.SetAttended(*sequence);
     ++counters_.attaches;
     result.sequence = body.id;
     result.grant = Describe(grant, lease);
@@ -206,6 +207,7 @@ absl::StatusOr<ReleaseResult> CoreImpl::Release(std::span<const GrantKey> grants
           !Advance(sequence->state, SequenceOp::kRelease, name).ok()) {
         continue;
       }
+      ++counters_.sequences_released;
       ReleaseSequence(*sequence, ending);
       ++result.sequences;
     }

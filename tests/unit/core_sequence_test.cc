@@ -76,6 +76,9 @@ TEST_F(Core, OptionsThatMakeNoSenseAreRefused) {
   refused("--max_blob_bytes", [](CoreOptions& o) { o.max_blobs_bytes = 1; });
   refused("--default_lease", [](CoreOptions& o) { o.default_lease = Duration(0); });
   refused("--default_lease", [](CoreOptions& o) { o.max_lease = Millis(1); });
+  refused("--max_lease", [](CoreOptions& o) { o.max_lease = Duration::max(); });
+  refused("--unattended_ttl", [](CoreOptions& o) { o.unattended_ttl = Duration(-1); });
+  refused("--unattended_ttl", [](CoreOptions& o) { o.unattended_ttl = Duration::max(); });
 }
 
 TEST_F(Core, ANameIsUniqueWithinItsTenant) {
