@@ -239,6 +239,14 @@ TEST(PausePoint, AWaitForAPointNobodyReachesEnds) {
   EXPECT_FALSE(PausePoints::AnyArmed());
 }
 
+// A sequence's name is its client's choice and must not forge a line.
+TEST(LogTest, OneCallIsOneLine) {
+  ::testing::internal::CaptureStderr();
+  LogError("test", "name\nE 2026-01-01 forged: \x1b[2J\x7f\xc3\xa9");
+  const std::string line = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(line.substr(line.find("name")), "name?E 2026-01-01 forged: ?[2J?\xc3\xa9\n");
+}
+
 TEST(LogGateTest, LetsOneThroughAndTellsTheNextHowManyItHeldBack) {
   LogGate closed(std::chrono::hours(1));
   EXPECT_TRUE(closed.Pass());
