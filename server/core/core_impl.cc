@@ -13,7 +13,21 @@ namespace {
 
 constexpr size_t kPortion = 1024;  // grants or sequences ended under one hold of the mutex
 
+absl::Status CheckText(const char* field, const std::string& text, size_t least) {
+  if (text.size() >= least && text.size() <= kMaxNameBytes) return absl::OkStatus();
+  return MakeError(ErrorCode::kInvalidArgument,
+                   absl::StrFormat("%s has %d bytes; it must have between %d and %d", field,
+                                   text.size(), least, kMaxNameBytes));
+}
+
 }  // namespace
+
+absl::Status CheckNames(const std::string& name, const Identity& identity, size_t least) {
+  OASISKV_RETURN_IF_ERROR(CheckText("name", name, least));
+  OASISKV_RETURN_IF_ERROR(CheckText("identity.model", identity.model, least));
+  OASISKV_RETURN_IF_ERROR(CheckText("identity.revision", identity.revision, 0));
+  return CheckText("identity.tenant", identity.tenant, 0);
+}
 
 CoreImpl::CoreImpl(const CoreOptions& options, const Clock& clock, std::unique_ptr<Pool> pool)
     : options_(options),
@@ -57,6 +71,21 @@ uint64_t CoreImpl::ChecksumBytes(const Sequence& sequence, uint32_t blocks) cons
   if (!sequence.with_checksums) return 0;
   const Geometry& g = sequence.body->geometry;
   return uint64_t{blocks} * g.layers * g.kv_heads * sizeof(uint32_t);
+}
+
+absl::Status CoreImpl::CheckAttachable(const Geometry& geometry, bool checksums, uint32_t blocks,
+                                       uint64_t seal_bytes) const {
+  const uint64_t per_block =
+      sizeof(uint64_t) +
+      (checksums ? uint64_t{geometry.layers} * geometry.kv_heads * sizeof(uint32_t) : 0);
+  const uint64_t bytes = blocks * per_block + seal_bytes;
+  if (bytes <= options_.max_attach_bytes) return absl::OkStatus();
+  return MakeError(
+      ErrorCode::kCapacity,
+      absl::StrFormat("an attach answer with %d blocks of %d bytes each (frame address and "
+                      "checksums) and %d bytes of first top-K and blob would be %d bytes, above "
+                      "the limit of %d; do without checksums or use several sequences",
+                      blocks, per_block, seal_bytes, bytes, options_.max_attach_bytes));
 }
 
 absl::Status CoreImpl::Refused(absl::Status status) {

@@ -37,6 +37,9 @@ struct CoreOptions {
   uint64_t max_blob_bytes = uint64_t{1} << 20;  // per sequence
   uint64_t max_blobs_bytes = uint64_t{256}
                              << 20;  // over all sequences: first_topk + blob + checksums
+  // Frame addresses, checksums, first top-K, blob and commits of one attach answer, which is one
+  // gRPC message: 4 MiB less room for framing.
+  uint64_t max_attach_bytes = (uint64_t{4} << 20) - (uint64_t{64} << 10);
   Duration default_lease = std::chrono::seconds(10);
   Duration max_lease = std::chrono::minutes(10);
   // A sealed sequence without a grant for so long (served time) is released; 0: never.
