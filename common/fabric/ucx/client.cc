@@ -122,7 +122,7 @@ std::unique_ptr<Transfer> UcxConnection::Start(Access access,
   }
   if (status.ok()) status = batch->Prepare(pieces);
   if (status.ok() && access == Access::kWrite) {
-    if (ledger_->StartWrite(batch->grant->id)) {
+    if (ledger_->gate().Enter(batch->grant->id)) {
       batch->set_write_started();
     } else {
       status =
@@ -214,6 +214,8 @@ void UcxConnection::Lose(const absl::Status& why) {
 
 void UcxConnection::Sweep(MonotonicTime now) {
   next_deadline_ = MonotonicTime::max();
+  // A window that a stopped daemon keeps full gives them no turn, in which they would be dropped.
+  std::erase_if(asking_, [](const std::shared_ptr<Batch>& batch) { return batch->ended(); });
   std::erase_if(live_, [&](const std::shared_ptr<Batch>& batch) {
     if (batch->ended()) return true;
     if (batch->deadline > now) {

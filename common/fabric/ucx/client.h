@@ -45,7 +45,7 @@ class UcxConnection final : public Connection, private ArrivalHandler {
     return Start(Access::kWrite, std::move(grant), pieces, deadline);
   }
   // The daemon checks every write when it arrives, so it needs no word of this.
-  void FenceWriter(GrantId grant) override { ledger_->Fence(grant); }
+  void FenceWriter(GrantId grant) override { ledger_->gate().Close(grant); }
   absl::Status Health() override {
     MutexLock lock(mutex_);
     return lost_;
