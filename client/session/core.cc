@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/address.h"
 #include "common/log.h"
+#include "common/pause_point.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
@@ -182,6 +183,7 @@ absl::Status Core::OnSession(
       return last;
     }
     tried = session->daemon().incarnation;
+    OASISKV_PAUSE_POINT("client.session.call");
     last = call(session);
     if (last.ok() || !WorthRepeating(last)) return last;
     // STALE of a session that lives is the daemon's word on a grant, not on the session.

@@ -44,10 +44,6 @@ class FetchState::Owned {
 
 FetchState::FetchState(std::shared_ptr<ReadRight> right, FetchPlan plan, MonotonicTime deadline)
     : right_(std::move(right)), plan_(std::move(plan)) {
-  if (absl::Status usable = right_->Check(); !usable.ok()) {
-    Finish(usable);
-    return;
-  }
   deadline_ = CutByLease(deadline, *right_->grant);
   if (!plan_.pieces.empty()) {
     transfer_ = right_->session->reader().Read(right_->view, plan_.pieces, deadline_.at);

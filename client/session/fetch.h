@@ -53,7 +53,8 @@ struct FetchPlan {
 // Thread contract: Done, Wait and Cancel by one thread at a time; CancelFromRelease by any.
 class FetchState {
  public:
-  // Starts the batch; what fails at once is kept as its answer.
+  // Starts the batch; what fails at once is kept as its answer. Pre-condition: right->Check() was
+  // OK just now.
   FetchState(std::shared_ptr<ReadRight> right, FetchPlan plan, MonotonicTime deadline);
   // A batch that failed before it was one.
   FetchState(std::shared_ptr<ReadRight> right, absl::Status error);

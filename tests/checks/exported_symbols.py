@@ -48,7 +48,7 @@ def check(symbols, c_functions, functions, classes):
                 findings.append(f"exported but private: {symbol} (mark the nested class OASISKV_HIDDEN)")
         else:
             findings.append(f"exported but in no public header: {symbol}")
-    for name in sorted((c_functions | functions) - seen):
+    for name in sorted((c_functions | functions | classes) - seen):
         findings.append(f"declared in a public header but not exported: {name}")
     return findings
 

@@ -56,7 +56,9 @@ class Content {
 
   uint64_t tokens() const { return tokens_; }
   uint32_t blocks() const { return geometry_.BlocksFor(tokens_); }
-  uint32_t complete_blocks() const { return static_cast<uint32_t>(tokens_ / geometry_.block_tokens); }
+  uint32_t complete_blocks() const {
+    return static_cast<uint32_t>(tokens_ / geometry_.block_tokens);
+  }
   const Geometry& geometry() const { return geometry_; }
   KvView Keys(uint32_t layer, uint64_t token) const { return View(keys_[layer], token); }
   KvView Values(uint32_t layer, uint64_t token) const { return View(values_[layer], token); }
@@ -79,8 +81,8 @@ class Content {
     std::vector<std::byte> out(geometry_.summary_bytes());
     if (block < complete_blocks()) {
       const std::vector<std::byte> entry = Entry(block, layer, head);
-      SummariseKeys(geometry_.element_type, geometry_.head_dim, entry.data(),
-                    geometry_.key_bytes(), geometry_.block_tokens, out.data());
+      SummariseKeys(geometry_.element_type, geometry_.head_dim, entry.data(), geometry_.key_bytes(),
+                    geometry_.block_tokens, out.data());
     }
     return out;
   }
@@ -91,7 +93,8 @@ class Content {
     uint64_t i = 0;
     for (uint64_t t = 0; t < tokens_; ++t) {
       for (uint32_t h = 0; h < geometry_.kv_heads; ++h) {
-        uint64_t x = ((uint64_t{salt} * 131 + layer) * 1000003 + t) * 1009 + geometry_.first_head + h + 1;
+        uint64_t x =
+            ((uint64_t{salt} * 131 + layer) * 1000003 + t) * 1009 + geometry_.first_head + h + 1;
         for (uint32_t d = 0; d < geometry_.head_dim; ++d) {
           x = x * 6364136223846793005u + 1442695040888963407u;
           data[i++] = static_cast<uint16_t>((x >> 40) & 0xBFFF);  // finite, of both signs
@@ -169,12 +172,13 @@ MATCHER_P(Fails, code, absl::StrCat("fails with ", std::string(ErrorCodeName(cod
     const absl::Status ok_status = (expr);               \
     EXPECT_TRUE(ok_status.ok()) << ok_status.ToString(); \
   } while (false)
-#define ASSERT_OK_AND_ASSIGN(lhs, expr) ASSERT_OK_AND_ASSIGN_IMPL(OK_CONCAT(ok_or_, __LINE__), lhs, expr)
+#define ASSERT_OK_AND_ASSIGN(lhs, expr) \
+  ASSERT_OK_AND_ASSIGN_IMPL(OK_CONCAT(ok_or_, __LINE__), lhs, expr)
 #define OK_CONCAT_INNER(a, b) a##b
 #define OK_CONCAT(a, b) OK_CONCAT_INNER(a, b)
-#define ASSERT_OK_AND_ASSIGN_IMPL(result, lhs, expr)            \
-  auto result = (expr);                                         \
-  ASSERT_TRUE(result.ok()) << result.status().ToString();       \
+#define ASSERT_OK_AND_ASSIGN_IMPL(result, lhs, expr)      \
+  auto result = (expr);                                   \
+  ASSERT_TRUE(result.ok()) << result.status().ToString(); \
   lhs = *std::move(result)
 
 // One daemon a test; the parameter is the clients' fabric.
@@ -184,6 +188,7 @@ class ClientTest : public ::testing::TestWithParam<FabricChoice> {
     MiniClusterOptions options;
     options.mode = mode;
     options.flags = std::move(flags);
+    options.flags.push_back("--metrics_address=");  // not needed, and slow to stop
     auto cluster = MiniCluster::Start(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
@@ -203,9 +208,7 @@ class ClientTest : public ::testing::TestWithParam<FabricChoice> {
     return client.ok() ? *std::move(client) : nullptr;
   }
   // In process only.
-  server::CapacityInfo Capacity() const {
-    return cluster_->daemon().daemon()->core()->Capacity();
-  }
+  server::CapacityInfo Capacity() const { return cluster_->daemon().daemon()->core()->Capacity(); }
 
   std::unique_ptr<MiniCluster> cluster_;
 };
@@ -213,8 +216,8 @@ class ClientTest : public ::testing::TestWithParam<FabricChoice> {
 inline std::string FabricName(const ::testing::TestParamInfo<FabricChoice>& info) {
   return info.param == FabricChoice::kShm ? "shm" : "ucx";
 }
-#define INSTANTIATE_OVER_FABRICS(suite)                                                     \
-  INSTANTIATE_TEST_SUITE_P(Fabrics, suite,                                                  \
+#define INSTANTIATE_OVER_FABRICS(suite)    \
+  INSTANTIATE_TEST_SUITE_P(Fabrics, suite, \
                            ::testing::Values(FabricChoice::kShm, FabricChoice::kUcx), FabricName)
 
 inline Reader::TimePoint Soon(int seconds = 20) {

@@ -1,4 +1,5 @@
-// What a producer puts is what readers get: layouts, ranges of layers and heads, summaries, top-K lists, large batches.
+// What a producer puts is what readers get: layouts, ranges of layers and heads, summaries, top-K
+// lists, large batches.
 #include <numeric>
 #include <thread>
 
@@ -117,10 +118,12 @@ TEST_P(ClientTransferTest, HalfWrittenIsNotCommitted) {
   const Content content(QwenLike(), 64, 3);
   ASSERT_OK_AND_ASSIGN(Producer producer, client->Open(SpecOf("half", content)));
   ASSERT_OK(producer.WriteTokens(LayerIndex(0), 0, 40, content.Keys(0, 0), content.Values(0, 0)));
-  EXPECT_THAT(producer.WriteTokens(LayerIndex(0), 48, 1, content.Keys(0, 48), content.Values(0, 48)),
-              Fails(ErrorCode::kInvalidArgument));
-  EXPECT_THAT(producer.WriteTokens(LayerIndex(0), 40, 25, content.Keys(0, 40), content.Values(0, 40)),
-              Fails(ErrorCode::kOutOfRange));
+  EXPECT_THAT(
+      producer.WriteTokens(LayerIndex(0), 48, 1, content.Keys(0, 48), content.Values(0, 48)),
+      Fails(ErrorCode::kInvalidArgument));
+  EXPECT_THAT(
+      producer.WriteTokens(LayerIndex(0), 40, 25, content.Keys(0, 40), content.Values(0, 40)),
+      Fails(ErrorCode::kOutOfRange));
   // Block 2 of layer 0 has half of its tokens; layer 1 has none at all.
   EXPECT_THAT(producer.Commit(LayerIndex(0), 1, BlockIndex(0), 3), Fails(ErrorCode::kNotCommitted));
   EXPECT_THAT(producer.Commit(LayerIndex(0), 2, BlockIndex(0), 1), Fails(ErrorCode::kNotCommitted));
@@ -155,7 +158,8 @@ TEST_P(ClientTransferTest, TopKListAsPredictorsMakeThem) {
   ASSERT_OK(reader.FetchTopK(LayerIndex(1), HeadIndex(3), list, into.data(), stride, Soon()));
   EXPECT_EQ(client->Stats().pieces - pieces_before, 4u) << "a block named twice is fetched once";
   for (size_t i = 0; i < list.size(); ++i) {
-    const std::vector<std::byte> found(into.begin() + i * stride, into.begin() + i * stride + bytes);
+    const std::vector<std::byte> found(into.begin() + i * stride,
+                                       into.begin() + i * stride + bytes);
     EXPECT_EQ(found, list[i] < 0 ? std::vector<std::byte>(bytes, std::byte{0x5A})
                                  : content.Entry(list[i], 1, 3))
         << i;
@@ -230,9 +234,10 @@ TEST_P(ClientTransferTest, RangeOfHeads) {
   ExpectAll(reader, content);
 }
 
-// The shape of one transfer of a long request: no message of the control plane and no descriptor grows with the entries.
+// The shape of one transfer of a long request: no message of the control plane and no descriptor
+// grows with the entries.
 TEST_P(ClientTransferTest, HundredThousandEntries) {
-  StartCluster(DaemonMode::kInProcess, {"--pool_size=128MiB"});
+  StartCluster(DaemonMode::kInProcess, {"--pool_bytes=128MiB"});
   auto client = Connect();
   Geometry g;
   g.layers = 10;
@@ -299,7 +304,7 @@ TEST_P(ClientTransferTest, ManyInFlightFromManyThreads) {
 }
 
 TEST_P(ClientTransferTest, RoundsOfEveryKindGiveAllBack) {
-  StartCluster(DaemonMode::kInProcess, {"--pool_size=16MiB"});
+  StartCluster(DaemonMode::kInProcess, {"--pool_bytes=16MiB"});
   auto client = Connect();
   Geometry g = QwenLike();
   g.layers = 1;
@@ -311,7 +316,8 @@ TEST_P(ClientTransferTest, RoundsOfEveryKindGiveAllBack) {
     const std::string name = absl::StrCat("round", round);
     if (round % 5 == 0) {  // a producer that is dropped
       ASSERT_OK_AND_ASSIGN(Producer producer, client->Open(SpecOf(name, content)));
-      ASSERT_OK(producer.WriteTokens(LayerIndex(0), 0, 20, content.Keys(0, 0), content.Values(0, 0)));
+      ASSERT_OK(
+          producer.WriteTokens(LayerIndex(0), 0, 20, content.Keys(0, 0), content.Values(0, 0)));
       continue;
     }
     ASSERT_OK(Put(*client, name, content));
@@ -329,7 +335,8 @@ TEST_P(ClientTransferTest, RoundsOfEveryKindGiveAllBack) {
         fetch.reset();
       } else if (round % 5 == 4) {
         ASSERT_OK(fetch->Wait());
-        ASSERT_EQ(std::memcmp(into.data(), content.Entry(0, 0, round % 2).data(), g.entry_bytes()), 0);
+        ASSERT_EQ(std::memcmp(into.data(), content.Entry(0, 0, round % 2).data(), g.entry_bytes()),
+                  0);
       }
       if (round % 7 == 0) {
         ASSERT_OK_AND_ASSIGN(const uint32_t revoked, client->Abort(name, TestIdentity(), "test"));
@@ -341,6 +348,36 @@ TEST_P(ClientTransferTest, RoundsOfEveryKindGiveAllBack) {
   }
   ASSERT_EVENTUALLY(Capacity().used_bytes == before);
   ASSERT_EVENTUALLY(Capacity().grants_reader + Capacity().grants_writer == 0);
+}
+
+TEST_P(ClientTransferTest, HandlesOutliveTheClient) {
+  StartCluster();
+  const Content content(QwenLike(), 48, 13);
+  std::unique_ptr<Reader> reader;
+  std::unique_ptr<Producer> producer;
+  {
+    ClientOptions options = Options();
+    options.lease = std::chrono::milliseconds(600);
+    auto client = Connect(options);
+    ASSERT_OK(Put(*client, "a", content));
+    ASSERT_OK_AND_ASSIGN(Reader attached, client->Attach(ReadSpecOf("a", QwenLike())));
+    reader = std::make_unique<Reader>(std::move(attached));
+    ASSERT_OK_AND_ASSIGN(Producer opened, client->Open(SpecOf("b", content)));
+    producer = std::make_unique<Producer>(std::move(opened));
+  }
+  ExpectAll(*reader, content);
+  ASSERT_OK(WriteAll(*producer, content));
+  // Leases are still renewed.
+  const auto leases_later = Clock::Real().Now() + std::chrono::milliseconds(1500);
+  ASSERT_EVENTUALLY(Clock::Real().Now() > leases_later);
+  EXPECT_OK(reader->Health());
+  SealSpec seal;
+  seal.token_count = content.tokens();
+  ASSERT_OK(producer->Seal(seal));
+  reader.reset();
+  producer.reset();
+  // The keeper of the last handle said goodbye before it ended.
+  EXPECT_EQ(Capacity().grants_reader + Capacity().grants_writer, 0u);
 }
 
 TEST_P(ClientTransferTest, WaitsForTheSeal) {

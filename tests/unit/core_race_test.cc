@@ -212,8 +212,7 @@ TEST_F(Race, HammerOfWritersReadersEvictorsAndTicks) {
         const uint64_t seen =
             std::atomic_ref<uint64_t>(
                 *reinterpret_cast<uint64_t*>(exported.arenas[f.arena.value()].base + f.offset))
-                .load(std::memory_order_relaxed);
-        std::atomic_thread_fence(std::memory_order_acquire);
+                .load(std::memory_order_acquire);  // the word is read after it
         if (core_->GrantWord(attached->grant.id) != attached->grant.epoch.value()) break;
         EXPECT_EQ(seen, expected);
         ++checked;

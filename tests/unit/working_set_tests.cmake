@@ -4,3 +4,9 @@ oasiskv_test(NAME working_set_score_test LABEL unit
 oasiskv_test(NAME working_set_random_test LABEL unit
   SOURCES unit/working_set_random_test.cc
   DEPS oasiskv::working_set)
+oasiskv_test(NAME working_set_step_test LABEL unit
+  SOURCES unit/working_set_step_test.cc
+  DEPS oasiskv::working_set)
+oasiskv_test(NAME working_set_policy_test LABEL unit
+  SOURCES unit/working_set_policy_test.cc
+  DEPS oasiskv::working_set)

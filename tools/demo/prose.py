@@ -31,6 +31,7 @@ class ProseParser(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         if tag in _VOID_TAGS:
+            self.handle_startendtag(tag, attrs)
             return
         classes = set((dict(attrs).get("class") or "").split())
         skipped = bool(classes & _SKIPPED_CLASSES) or tag in ("head", "script", "style")
@@ -41,7 +42,9 @@ class ProseParser(HTMLParser):
             self._text = []
 
     def handle_startendtag(self, tag, attrs):
-        """`<a id="x"/>` opens nothing."""
+        """`<a id="x"/>` opens nothing; `<br/>` parts words."""
+        if tag == "br":
+            self.handle_data(" ")
 
     def handle_endtag(self, tag):
         if tag in _VOID_TAGS or not self._open:

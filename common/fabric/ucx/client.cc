@@ -252,6 +252,7 @@ UcxConnection::~UcxConnection() {
   } else if (worker_ != nullptr && endpoint_ != nullptr) {
     CloseEndpoint();
   }
+  worker_.reset();  // while what its messages count in is still there
 }
 
 template <typename Piece>

@@ -162,6 +162,8 @@ Server::~Server() {
   } else if (listener_ != nullptr) {
     ucp_listener_destroy(listener_);
   }
+  // Whatever UCX still holds it gives back here, while the peers are there to be told.
+  worker_.reset();
 }
 
 EndpointStats Server::Stats() const {
@@ -209,8 +211,6 @@ void Server::Run() {
   if (!closing_.empty()) {
     LogWarning("ucx", absl::StrCat(closing_.size(), " connections did not close in time"));
   }
-  // Whatever UCX still holds, it gives back here, while the peers are there to be told.
-  worker_.reset();
 }
 
 MonotonicTime Server::SleepUntil(MonotonicTime now) const {

@@ -1,0 +1,2 @@
+# Stateful structures fuzzed as programs: seeded, so a failure repeats.
+oasiskv_test(NAME core_fuzz_test LABEL unit SOURCES fuzz/core_fuzz_test.cc DEPS oasiskv::core)

@@ -1,0 +1,166 @@
+"""The decode process: attaches the sequence and decodes with sparse attention, once for each row of
+the comparison. It has the model and the tokens, but of the context's KV only what it fetches.
+
+Started by run_demo.py; prints events (events.py).
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import oasiskv
+
+import events
+from gguf_model import load_model
+from handshake import Handshake
+from llama import Llama, log_softmax
+from predictors import PREDICTORS
+from prefill_worker import IDENTITY
+from sparse import SparseAttend, SparseConfig, geometry_of
+from tokenizer import Tokenizer
+from verify import EntryChecker, check_summaries
+
+COMBINE = oasiskv.Combine.MAX
+
+
+class Session:
+    """One attachment: reader, source and working set, with the counts of its own life."""
+
+    def __init__(self, client: oasiskv.Client, handshake: Handshake, model: Llama, config: SparseConfig, crcs):
+        self._client = client
+        self._before = client.stats()
+        geometry = geometry_of(model.config)
+        self.reader = client.attach(handshake.sequence, IDENTITY, geometry)
+        self.source = oasiskv.Source(self.reader, host_cache=oasiskv.HostCache.ALWAYS)
+        self.working_set = oasiskv.WorkingSet(
+            geometry,
+            model.config.query_heads,
+            resident_blocks=config.budget_blocks,
+            fetch_ratio=config.ratio,
+            mode=oasiskv.Mode.EXACT if config.mode == "exact" else oasiskv.Mode.CAPPED,
+            combine=COMBINE,
+        )
+        self.slot = self.working_set.admit(self.source)
+        self.admission_bytes = self.source.stats()["remote_bytes"]
+        self.checker = EntryChecker(crcs)
+        self.attend = SparseAttend(
+            self.working_set, self.slot, exact=config.mode == "exact", observe=self.checker
+        )
+
+    def counts(self) -> dict:
+        stats, now = self.working_set.stats(), self._client.stats()
+        source = self.source.stats()
+        samples = stats["agreement_samples"]
+        return {
+            "admission_bytes": self.admission_bytes,
+            "decode_bytes": source["remote_bytes"] - self.admission_bytes,
+            "topk_agreement": stats["agreement_sum"] / samples if samples else None,
+            "predicted": stats["predicted"],
+            "hit": stats["hit"],
+            "admitted": stats["admitted"],
+            "demanded": stats["demanded"],
+            "refused_by_cap": stats["refused_by_cap"],
+            "late": stats["late"],
+            "bytes_moved": stats["bytes_moved"],
+            "bytes_used": stats["bytes_used"],
+            "entries_checked": self.checker.checked,
+            **{
+                name: now[name] - self._before[name]
+                for name in ("grant_checks", "stale_reads", "checksums_verified", "checksum_failures")
+            },
+        }
+
+    def close(self) -> None:
+        self.working_set.leave(self.slot)
+        self.working_set.close()
+        self.source.close()
+        self.reader.close()
+
+
+def with_draft(tokens: list[int], position: int, predictor: str) -> list[int]:
+    draft = PREDICTORS[predictor](tokens, position)
+    return [tokens[position]] if draft is None else [tokens[position], draft]
+
+
+def run_config(session: Session, model: Llama, handshake: Handshake, config: SparseConfig) -> dict:
+    """Teacher-forced over the document's own continuation."""
+    tokens, context = handshake.tokens, handshake.context_tokens
+    nll, greedy, drafted = [], [], 0
+    started = time.monotonic()
+    for position in range(context, len(tokens) - 1):
+        rows = with_draft(tokens, position, config.predictor)
+        drafted += len(rows) - 1
+        logits = model.decode(rows, position, session.attend)
+        nll.append(float(-log_softmax(logits)[tokens[position + 1]]))
+        greedy.append(int(logits.argmax()))
+    seconds = time.monotonic() - started
+    return {
+        "mode": config.mode,
+        "fetch_ratio": config.ratio,
+        "predictor": config.predictor,
+        "budget_blocks": config.budget_blocks,
+        "nll_sparse": float(np.mean(nll)),
+        "token_match": float(np.mean(np.array(greedy) == np.array(handshake.baseline.greedy))),
+        "drafted_steps": drafted,
+        "ms_per_step": 1000 * seconds / len(nll),
+        **session.counts(),
+    }
+
+
+def run_free(session: Session, model: Llama, handshake: Handshake, config: SparseConfig, count: int):
+    """Generates `count` tokens, each fed back."""
+    context = handshake.context_tokens
+    tokens = handshake.tokens[: context + 1]
+    for position in range(context, context + count):
+        rows = with_draft(tokens, position, config.predictor)
+        tokens.append(int(model.decode(rows, position, session.attend).argmax()))
+    return tokens[context + 1 :]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--handshake", type=Path, required=True)
+    parser.add_argument("--configs", required=True, help="JSON list of SparseConfig fields")
+    parser.add_argument("--free-config", required=True, help="JSON SparseConfig fields")
+    parser.add_argument("--fabric", choices=["auto", "shm", "ucx"], default="auto")
+    options = parser.parse_args()
+    handshake = Handshake.read(options.handshake)
+    configs = [SparseConfig(**fields) for fields in json.loads(options.configs)]
+    free_config = SparseConfig(**json.loads(options.free_config))
+    crcs = np.load(handshake.crc_file)
+
+    events.emit("progress", text="loading the model")
+    loaded = load_model()
+    model, tokenizer = Llama(loaded), Tokenizer(loaded.tokenizer)
+    fabric = oasiskv.Fabric[options.fabric.upper()]
+    with oasiskv.Client(handshake.address, fabric, verify_checksums=True) as client:
+        events.emit("progress", text=f"connected: {client.describe()}")
+        with client.attach(handshake.sequence, IDENTITY, geometry_of(model.config)) as reader:
+            check_summaries(reader, crcs["summaries"])
+        events.emit("progress", text="all summaries equal those of the prefill's own keys (CRC32C)")
+
+        def in_session(config: SparseConfig, run):
+            session = Session(client, handshake, model, config, crcs["entries"])
+            try:
+                return run(session)
+            finally:
+                session.close()
+
+        for config in configs:
+            row = in_session(config, lambda s: run_config(s, model, handshake, config))
+            events.emit("row", row=row)
+        count = len(handshake.baseline.free_running)
+        free = in_session(free_config, lambda s: run_free(s, model, handshake, free_config, count))
+        events.emit(
+            "text",
+            full=tokenizer.decode(handshake.baseline.free_running),
+            sparse=tokenizer.decode(free),
+            prompt=tokenizer.decode(handshake.tokens[: handshake.context_tokens + 1][-24:]),
+        )
+    events.emit("done")
+
+
+if __name__ == "__main__":
+    main()

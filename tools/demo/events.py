@@ -1,0 +1,65 @@
+"""How the demo's processes talk: a worker prints one JSON object a line, run_demo.py reads them.
+
+A worker's stdin stays open for as long as it is wanted; its end tells the worker to finish.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+class WorkerFailed(Exception):
+    """A worker ended early; the text holds the end of its log."""
+
+
+def emit(event: str, **fields) -> None:
+    """Worker side."""
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def wait_until_unwanted() -> None:
+    """Worker side: returns when the parent closes stdin."""
+    sys.stdin.read()
+
+
+class Worker:
+    """Parent side of one worker process; stderr goes to a log file. Thread contract: one thread."""
+
+    def __init__(self, name: str, arguments: list[str], log: Path):
+        self._name = name
+        self._log = log
+        with open(log, "w") as stream:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                text=True,
+            )
+
+    def events(self, last: str):
+        """Yields events up to and with the first one called `last`; WorkerFailed if it never comes."""
+        for line in self._process.stdout:
+            event = json.loads(line)
+            yield event
+            if event["event"] == last:
+                return
+        code = self._process.wait()
+        raise WorkerFailed(f"{self._name} ended with {code}; {tail(self._log)}")
+
+    def finish(self, timeout: float = 30) -> None:
+        self._process.stdin.close()
+        code = self._process.wait(timeout)
+        if code != 0:
+            raise WorkerFailed(f"{self._name} ended with {code}; {tail(self._log)}")
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    text = log.read_text(errors="replace").splitlines()[-lines:] if log.exists() else []
+    return f"its log ({log}) ends:\n  " + "\n  ".join(text)

@@ -1,0 +1,142 @@
+"""From the rows of the comparison to report.json and to a table for the terminal."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from handshake import Handshake
+from sparse import BLOCK_TOKENS
+
+HEADLINE = ("capped", 0.05, "ngram")  # the row whose figures stand at the top of report.json
+NLL_LIMIT = 0.05  # what exact mode may cost against full attention
+
+
+def find(rows: list[dict], mode: str, ratio: float, predictor: str) -> dict | None:
+    for row in rows:
+        if (row["mode"], row["fetch_ratio"], row["predictor"]) == (mode, ratio, predictor):
+            return row
+    return None
+
+
+def build(handshake: Handshake, rows: list[dict], everything: dict, text: dict, kv_token_bytes: int,
+          seconds: float) -> dict:
+    """rows: the comparison; everything: the run whose K covers all blocks."""
+    headline = find(rows, *HEADLINE) or rows[0]
+    agreement = {}
+    for predictor in {row["predictor"]: None for row in rows}:
+        samples = [row["topk_agreement"] for row in rows if row["predictor"] == predictor]
+        agreement[predictor] = float(np.mean(samples))
+    every = [*rows, everything]
+    return {
+        "context_tokens": handshake.context_tokens,
+        "generated_tokens": len(handshake.baseline.nll),
+        "budget_tokens": headline["budget_blocks"] * BLOCK_TOKENS,
+        "fetch_ratio": headline["fetch_ratio"],
+        "full_kv_bytes": handshake.context_tokens * kv_token_bytes,
+        "admission_bytes": headline["admission_bytes"],
+        "decode_bytes": headline["decode_bytes"],
+        "topk_agreement": agreement,
+        "token_match": headline["token_match"],
+        "nll_full": float(np.mean(handshake.baseline.nll)),
+        "nll_sparse": headline["nll_sparse"],
+        "grant_checks": sum(row["grant_checks"] for row in every),
+        "stale_reads": sum(row["stale_reads"] for row in every),
+        "entries_checked": sum(row["entries_checked"] for row in every),
+        "checksums_verified": sum(row["checksums_verified"] for row in every),
+        "checksum_failures": sum(row["checksum_failures"] for row in every),
+        "headline": {"mode": headline["mode"], "predictor": headline["predictor"]},
+        "rows": rows,
+        "all_blocks": everything,
+        "text": text,
+        "prefill_seconds": handshake.prefill_seconds,
+        "store_seconds": handshake.store_seconds,
+        "seconds": seconds,
+    }
+
+
+def checks(report: dict) -> list[tuple[str, bool]]:
+    """What the run must show, each with whether it did."""
+    exact = [row["nll_sparse"] - report["nll_full"] for row in report["rows"] if row["mode"] == "exact"]
+    found = [
+        ("with every block resident each token equals full attention's",
+         report["all_blocks"]["token_match"] == 1.0),
+        ("no read was stale", report["stale_reads"] == 0),
+        ("every fetched entry holds the bytes that the prefill wrote (CRC32C)",
+         report["checksum_failures"] == 0 and report["entries_checked"] > 0),
+    ]
+    if exact:
+        found.append(
+            (f"exact mode costs at most {NLL_LIMIT} nats a token (it costs {max(exact):+.3f})",
+             max(exact) <= NLL_LIMIT)
+        )
+    return found
+
+
+def write(report: dict, path: Path) -> None:
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(report, indent=2) + "\n")
+    os.replace(beside, path)
+
+
+def size(count: float) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+_COLUMNS = (
+    ("mode", 7), ("cap", 5), ("predictor", 10), ("foreseen", 9), ("pulled first", 13),
+    ("pulled later", 13), ("of full KV", 11), ("nll", 7), ("cost", 8), ("same token", 11), ("ms/step", 8),
+)
+
+_LEGEND = """\
+  mode         capped: what the cap refuses is not attended, stale blocks are; exact: the true top blocks always are
+  cap          share of a head's resident blocks that may change in one step (it bounds capped mode only)
+  predictor    where the query that foresees the next step comes from: ngram drafts the next token from the text so
+               far, previous takes the current query, oracle drafts the true next token (the upper bound)
+  foreseen     share of the blocks that the next step truly wanted and the prediction named
+  pulled       bytes from the daemon: first at admission (summaries and the first working set), later while decoding
+  nll, cost    negative log-likelihood of the document's own next tokens, in nats (lower is better), and how much
+               worse than with full attention
+  same token   share of steps whose most likely token is full attention's"""
+
+
+def _line(row: dict, report: dict) -> str:
+    pulled = row["admission_bytes"] + row["decode_bytes"]
+    agreement = row["topk_agreement"]
+    cells = (
+        row["mode"], f"{row['fetch_ratio']:g}", row["predictor"],
+        "-" if agreement is None else f"{agreement:.1%}",
+        size(row["admission_bytes"]), size(row["decode_bytes"]), f"{pulled / report['full_kv_bytes']:.0%}",
+        f"{row['nll_sparse']:.3f}", f"{row['nll_sparse'] - report['nll_full']:+.3f}",
+        f"{row['token_match']:.1%}", f"{row['ms_per_step']:.0f}",
+    )
+    return "  " + "".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, _COLUMNS))
+
+
+def table(report: dict) -> str:
+    budget, context = report["budget_tokens"], report["context_tokens"]
+    lines = [
+        f"Context: {context:,} tokens of real text, KV {size(report['full_kv_bytes'])} in float16. Decoded: "
+        f"{report['generated_tokens']} tokens.",
+        f"Each KV head keeps {budget:,} tokens ({budget / context:.0%} of the context) resident. "
+        f"Full attention: nll {report['nll_full']:.3f}.",
+        "",
+        "  " + "".join(f"{name:<{width}}" for name, width in _COLUMNS),
+        *(_line(row, report) for row in report["rows"]),
+        "  and with every block resident:",
+        _line(report["all_blocks"], report),
+        "",
+        _LEGEND,
+        "",
+        f"Reads were followed by {report['grant_checks']:,} checks of the grant word; "
+        f"{report['stale_reads']} found it changed. {report['entries_checked']:,} entries were compared with the "
+        "prefill's own copy.",
+        "",
+        f"Generated freely after: ...{report['text']['prompt']!r}",
+        f"  full attention: {report['text']['full']!r}",
+        f"  sparse (exact): {report['text']['sparse']!r}",
+        "",
+        *(f"[{'ok' if good else 'NOT MET'}] {what}" for what, good in checks(report)),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,161 @@
+"""The main job on one machine with a real model's KV: starts oasiskvd, a prefill and a decode
+process, compares sparse with full attention and writes a table, report.json and a plot.
+
+    python tools/demo/run_demo.py --build-dir build/release
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+# Before numpy is loaded, here and in the workers: the two cores of a small machine.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import plot  # noqa: E402
+import report as reporting  # noqa: E402
+from daemon import Daemon, DaemonFailed  # noqa: E402
+from events import Worker, WorkerFailed  # noqa: E402
+from handshake import Handshake  # noqa: E402
+from sparse import BLOCK_TOKENS  # noqa: E402
+
+RATIOS = (0.05, 0.2, 1.0)
+MODES = ("capped", "exact")
+PREDICTORS = ("previous", "ngram", "oracle")
+MODEL_CONTEXT = 8192
+KV_TOKEN_BYTES = 30 * 3 * 2 * 64 * 2  # layers, KV heads, K and V, head_dim, float16
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--build-dir", type=Path, default=Path("build/release"), help="holds bin/oasiskvd")
+    parser.add_argument("--output", type=Path, default=Path("build/demo"), help="report.json, plot.png, logs")
+    parser.add_argument("--context", type=int, default=4096, help="tokens; rounded down to whole blocks of 16")
+    parser.add_argument("--generate", type=int, default=128, help="tokens decoded in each row of the comparison")
+    parser.add_argument("--free-running", type=int, default=40, help="tokens of the text shown at the end")
+    parser.add_argument("--budget", type=int, default=0,
+                        help="resident tokens per KV head; 0: a quarter of the context")
+    parser.add_argument("--text", type=Path, help="a plain or HTML text instead of Debian's history")
+    parser.add_argument("--fabric", choices=["auto", "shm", "ucx"], default="auto")
+    parser.add_argument("--quick", action="store_true", help="four rows of the comparison instead of eighteen")
+    options = parser.parse_args()
+    options.context -= options.context % BLOCK_TOKENS
+    decoded = max(options.generate, options.free_running)
+    if options.generate < 1 or options.free_running < 1:
+        parser.error("--generate and --free-running must be at least 1")
+    if not 64 * BLOCK_TOKENS // 4 <= options.context <= MODEL_CONTEXT - decoded - 2:
+        parser.error(
+            f"--context {options.context} with {decoded} tokens to decode: the model has room for "
+            f"{MODEL_CONTEXT - decoded - 2}, and fewer than 256 make no comparison"
+        )
+    options.budget = options.budget or options.context // 4
+    if not BLOCK_TOKENS <= options.budget <= options.context:
+        parser.error(f"--budget {options.budget} must be between {BLOCK_TOKENS} and the context")
+    return options
+
+
+def configurations(options: argparse.Namespace) -> list[dict]:
+    """The comparison; the run with every block resident comes first."""
+    blocks = options.budget // BLOCK_TOKENS
+    decoded = max(options.generate, options.free_running)
+    every_block = (options.context + decoded) // BLOCK_TOKENS + 1
+    rows = [dict(mode="exact", ratio=1.0, predictor="previous", budget_blocks=every_block)]
+    for mode in MODES:
+        for ratio in RATIOS:
+            for predictor in PREDICTORS:
+                if options.quick and (ratio, predictor) not in ((0.05, "ngram"), (0.2, "previous")):
+                    continue
+                rows.append(dict(mode=mode, ratio=ratio, predictor=predictor, budget_blocks=blocks))
+    return rows
+
+
+def run(options: argparse.Namespace) -> int:
+    started = time.monotonic()
+    output = options.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+
+    def say(who: str, text: str) -> None:
+        print(f"[{time.monotonic() - started:5.1f} s] {who}: {text}", flush=True)
+
+    configs = configurations(options)
+    blocks = options.budget // BLOCK_TOKENS
+    free = dict(mode="exact", ratio=0.2, predictor="ngram", budget_blocks=blocks)
+    kv_bytes = options.context * KV_TOKEN_BYTES
+    handshake_file = output / "handshake.json"
+    handshake_file.unlink(missing_ok=True)
+    workers: list[Worker] = []
+    with Daemon(options.build_dir / "bin" / "oasiskvd", output, 2 * kv_bytes) as daemon:
+        say("daemon", f"oasiskvd serves at {daemon.address}, pool {daemon.pool_bytes >> 20} MiB")
+        try:
+            prefill = Worker(
+                "the prefill worker",
+                [
+                    str(HERE / "prefill_worker.py"), "--address", daemon.address,
+                    "--sequence", f"demo-{os.getpid()}", "--context", str(options.context),
+                    "--generate", str(options.generate), "--free-running", str(options.free_running),
+                    "--top-k", str(blocks), "--handshake", str(handshake_file),
+                    *(["--text", str(options.text)] if options.text else []),
+                ],
+                output / "prefill.log",
+            )
+            workers.append(prefill)
+            for event in prefill.events("ready"):
+                if event["event"] == "progress":
+                    say("prefill", event["text"])
+            handshake = Handshake.read(handshake_file)
+            decode = Worker(
+                "the decode worker",
+                [
+                    str(HERE / "decode_worker.py"), "--handshake", str(handshake_file),
+                    "--configs", json.dumps(configs), "--free-config", json.dumps(free),
+                    "--fabric", options.fabric,
+                ],
+                output / "decode.log",
+            )
+            workers.append(decode)
+            rows, text = [], {}
+            for event in decode.events("done"):
+                if event["event"] == "progress":
+                    say("decode", event["text"])
+                elif event["event"] == "row":
+                    row = event["row"]
+                    rows.append(row)
+                    say(
+                        "decode",
+                        f"{len(rows)}/{len(configs)} {row['mode']} cap {row['fetch_ratio']:g} "
+                        f"{row['predictor']}, {row['budget_blocks']} blocks: nll {row['nll_sparse']:.3f}, "
+                        f"{row['ms_per_step']:.0f} ms a step",
+                    )
+                elif event["event"] == "text":
+                    text = {key: event[key] for key in ("prompt", "full", "sparse")}
+            decode.finish()
+            prefill.finish()
+        finally:
+            for worker in workers:
+                worker.kill()
+    report = reporting.build(handshake, rows[1:], rows[0], text, KV_TOKEN_BYTES, time.monotonic() - started)
+    reporting.write(report, output / "report.json")
+    plot.draw(report, output / "plot.png")
+    print()
+    print(reporting.table(report))
+    print(f"\nReport: {output / 'report.json'}   Plot: {output / 'plot.png'}   ({report['seconds']:.0f} s)")
+    return 0 if all(good for _, good in reporting.checks(report)) else 1
+
+
+def main() -> int:
+    options = parse()
+    try:
+        return run(options)
+    except (DaemonFailed, WorkerFailed) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
