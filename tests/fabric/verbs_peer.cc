@@ -43,14 +43,11 @@ int RunDaemon() {
       (*endpoint)->Close(ConnectionId(id));
       continue;
     }
-    auto hello = ParseClientHello(bytes);
-    absl::StatusOr<ServerHello> answer = hello.status();
-    if (hello.ok()) answer = (*endpoint)->Accept(*hello);
-    if (answer.ok()) {
-      SendPacket(kSocket, Operation::kAccept, Serialize(*answer));
-    } else {
-      Fail(answer.status());
-    }
+    const auto hello = ParseClientHello(bytes);
+    if (!hello.ok()) return Fail(hello.status());
+    const auto answer = (*endpoint)->Accept(*hello);
+    if (!answer.ok()) return Fail(answer.status());
+    SendPacket(kSocket, Operation::kAccept, Serialize(*answer));
   }
 }
 

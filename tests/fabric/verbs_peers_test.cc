@@ -1,5 +1,6 @@
 // Peers that are stopped, killed, silent, foreign or not allowed.
 #include <algorithm>
+#include <cstdlib>
 
 #include "tests/fabric/verbs_fixture.h"
 
@@ -31,20 +32,11 @@ class VerbsPeers : public VerbsTest {
   std::unique_ptr<PeerProcess> daemon_;
 };
 
-// Drops what comes back to rxe0: a peer that says nothing more, while its device acknowledges
-// nothing.
+// Drops what comes back to rxe0 over the cable: a daemon that says nothing more.
 class Silence {
  public:
-  Silence() { Set('0'); }
-  ~Silence() { Set('1'); }
-
- private:
-  static void Set(char accept) {
-    std::ofstream file("/proc/sys/net/ipv4/conf/rdma0/accept_local");
-    file << accept;
-    file.flush();
-    EXPECT_TRUE(file.good());
-  }
+  Silence() { EXPECT_EQ(std::system("ip rule add pref 50 iif rdma0 blackhole"), 0); }
+  ~Silence() { EXPECT_EQ(std::system("ip rule del pref 50"), 0); }
 };
 
 TEST_F(VerbsPeers, AStoppedDaemonStillServesAndItsRevokedWordsStillCount) {
@@ -106,19 +98,35 @@ TEST_F(VerbsPeers, ASilentDaemonMeansDeadlineExceededAndNothingLate) {
   std::vector<std::byte> target(8 * kFrameBytes), other(kFrameBytes);
   const auto registration = Register(*reader, target);
   ASSERT_EQ(reader->Read(grant, Frames(other), Soon())->Wait(), absl::OkStatus());
-  absl::Status cancelled;
   {
     const Silence silence;
     auto transfer = reader->Read(grant, Frames(target), In(200));
     EXPECT_EQ(ErrorCodeOf(transfer->Wait()), ErrorCode::kDeadlineExceeded) << transfer->Wait();
     std::fill(target.begin(), target.end(), std::byte{0x5a});
   }
-  // The daemon's answers, sent again, reach the host; the queue pairs that would have taken them
-  // are down.
+  // The daemon's answers, sent again, reach the host now. The one queue pair that would have taken
+  // them is down; the others go on.
+  EXPECT_EQ(reader->Read(grant, Frames(other), Soon())->Wait(), absl::OkStatus());
+  EXPECT_EQ(std::count(target.begin(), target.end(), std::byte{0x5a}),
+            static_cast<std::ptrdiff_t>(target.size()));
+  EXPECT_EQ(reader->Stats().deadline, 1u);
+
+  // A batch on all queue pairs takes the connection along.
+  std::vector<ReadPiece> pieces;
+  for (uint32_t i = 0; i < 128; ++i) {
+    pieces.push_back({{i % 32, i * 512, 512}, target.data() + i * 1024});
+  }
+  {
+    const Silence silence;
+    auto transfer = reader->Read(grant, pieces, Soon());
+    transfer->Cancel();
+    EXPECT_EQ(ErrorCodeOf(transfer->Wait()), ErrorCode::kCancelled);
+    std::fill(target.begin(), target.end(), std::byte{0x5b});
+  }
   EXPECT_EQ(ErrorCodeOf(reader->Health()), ErrorCode::kPeerLost);
   auto again = Connect(Options(Access::kRead), control_);
   EXPECT_EQ(again->Read(grant, Frames(other), Soon())->Wait(), absl::OkStatus());
-  EXPECT_EQ(std::count(target.begin(), target.end(), std::byte{0x5a}),
+  EXPECT_EQ(std::count(target.begin(), target.end(), std::byte{0x5b}),
             static_cast<std::ptrdiff_t>(target.size()));
 }
 

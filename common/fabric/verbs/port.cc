@@ -71,9 +71,8 @@ uint8_t FirstActivePort(ibv_context* context, int ports) {
 
 absl::StatusOr<std::vector<GidEntry>> ReadGids(ibv_context* context, uint8_t port,
                                                bool infiniband) {
-  // Room for more than any device has; the call fails when there is less room than the tables of
-  // all ports have places.
-  std::vector<ibv_gid_entry> raw(4096);
+  // As many as fit in the 64 KiB that one call can carry; entries that are empty take no room.
+  std::vector<ibv_gid_entry> raw(2047);
   const ssize_t count = ::ibv_query_gid_table(context, raw.data(), raw.size(), 0);
   if (count < 0) {
     return MakeError(
