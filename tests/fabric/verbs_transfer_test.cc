@@ -145,7 +145,8 @@ TEST_F(VerbsTransfer, AGrantRevokedBetweenDataAndWordIsStale) {
   auto reader = Connect(Access::kRead);
   auto grant = pool_.Grant(1, Access::kRead);
   std::vector<std::byte> target(kFrameBytes);
-  const auto registration = Register(*reader, target);
+  // Not registered: bytes are in it once their completion was seen, not just once they are on this
+  // side.
   const std::vector<ReadPiece> pieces = {{{0, 0, kFrameBytes}, target.data()}};
   for (const auto& [reason, expected] :
        {std::pair(RevokeReason::kReleased, ErrorCode::kStale),
