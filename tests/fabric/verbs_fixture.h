@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -46,6 +47,13 @@ inline bool HaveDevices() {
     GTEST_SKIP() << "needs the soft-RoCE devices rxe0 and rxe1; run the test through " \
                     "tests/fabric/in-rdma-guest";                                      \
   }
+
+// Drops what comes back to rxe0 over the cable: a daemon that says nothing more.
+class Silence {
+ public:
+  Silence() { EXPECT_EQ(std::system("ip rule add pref 50 iif rdma0 blackhole"), 0); }
+  ~Silence() { EXPECT_EQ(std::system("ip rule del pref 50"), 0); }
+};
 
 // Another process, killed with this object; see verbs_peer.cc.
 class PeerProcess {

@@ -1,6 +1,5 @@
 // Peers that are stopped, killed, silent, foreign or not allowed.
 #include <algorithm>
-#include <cstdlib>
 
 #include "tests/fabric/verbs_fixture.h"
 
@@ -30,13 +29,6 @@ class VerbsPeers : public VerbsTest {
   }
 
   std::unique_ptr<PeerProcess> daemon_;
-};
-
-// Drops what comes back to rxe0 over the cable: a daemon that says nothing more.
-class Silence {
- public:
-  Silence() { EXPECT_EQ(std::system("ip rule add pref 50 iif rdma0 blackhole"), 0); }
-  ~Silence() { EXPECT_EQ(std::system("ip rule del pref 50"), 0); }
 };
 
 TEST_F(VerbsPeers, AStoppedDaemonStillServesAndItsRevokedWordsStillCount) {

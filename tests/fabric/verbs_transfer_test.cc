@@ -163,10 +163,33 @@ TEST_F(VerbsTransfer, AGrantRevokedBetweenDataAndWordIsStale) {
   }
   EXPECT_EQ(reader->Stats().stale, 2u);
   EXPECT_EQ(reader->Stats().expired, 2u);
+}
+
+// The word is not asked for while data is on its way.
+TEST_F(VerbsTransfer, TheGrantWordWaitsForTheData) {
+  auto reader = Connect(Access::kRead);
+  auto grant = pool_.Grant(1, Access::kRead);
+  std::vector<std::byte> target(kFrameBytes);
+  const std::vector<ReadPiece> pieces = {{{0, 0, kFrameBytes}, target.data()}};
+  PausePoints::Arm("verbs.before_grant_word");
+  std::unique_ptr<Transfer> transfer;
+  {
+    const Silence silence;
+    transfer = reader->Read(grant, pieces, Soon());
+    EXPECT_FALSE(PausePoints::WaitReached("verbs.before_grant_word", Millis(100)));
+  }
+  EXPECT_TRUE(PausePoints::WaitReached("verbs.before_grant_word"));  // sent again, it arrives
+  EXPECT_TRUE(TestPool::Holds(target.data(), pieces[0].from));
+  PausePoints::Release("verbs.before_grant_word");
+  EXPECT_EQ(transfer->Wait(), absl::OkStatus());
+}
+
+TEST_F(VerbsTransfer, AWriteUnderARevokedGrantIsNoSuccess) {
   auto writer = Connect(Access::kWrite);
+  std::vector<std::byte> source(64);
   auto lost = pool_.Grant(2, Access::kWrite);
   pool_.SetWord(lost->word_slot, RevokedWord(RevokeReason::kAborted, lost->epoch));
-  const std::vector<WritePiece> writes = {{{1, 0, 64}, target.data()}};
+  const std::vector<WritePiece> writes = {{{1, 0, 64}, source.data()}};
   EXPECT_EQ(ErrorCodeOf(writer->Write(lost, writes, Soon())->Wait()), ErrorCode::kStale);
 }
 
