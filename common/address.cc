@@ -124,9 +124,9 @@ Address SocketAddress::ToAddress() const {
   return out;
 }
 
-absl::StatusOr<SocketAddress> Resolve(const Address& address) {
+absl::StatusOr<SocketAddress> Resolve(const Address& address, int family) {
   addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
+  hints.ai_family = family;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int rc =

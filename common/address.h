@@ -47,9 +47,9 @@ struct SocketAddress {
   Address ToAddress() const;
 };
 
-// The first stream address the host stands for. Blocks while a name is looked up. Errors:
-// INVALID_ARGUMENT with the resolver's words.
-absl::StatusOr<SocketAddress> Resolve(const Address& address);
+// The first stream address the host stands for, of one family (AF_INET, AF_INET6) where asked.
+// Blocks while a name is looked up. Errors: INVALID_ARGUMENT with the resolver's words.
+absl::StatusOr<SocketAddress> Resolve(const Address& address, int family = AF_UNSPEC);
 
 // OK when a listener could be bound to `address` now (nothing stays bound). Errors:
 // INVALID_ARGUMENT (not resolvable), ALREADY_EXISTS (the port is taken), PERMISSION_DENIED,

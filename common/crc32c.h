@@ -7,11 +7,12 @@
 
 namespace oasiskv {
 
-// CRC32C of `data`; to continue over several pieces pass the last result as `seed`. Uses the CPU's CRC32 instruction
-// where there is one.
+// CRC32C of `data`; to continue over several pieces pass the last result as `seed`. Uses the CPU's
+// CRC32 instruction where there is one.
 uint32_t Crc32c(std::span<const std::byte> data, uint32_t seed = 0);
 
-// The table-driven form that machines without the instruction run; here so that a test can compare the two.
+// The table-driven form that machines without the instruction run; here so that a test can compare
+// the two.
 uint32_t Crc32cPortable(std::span<const std::byte> data, uint32_t seed = 0);
 
 }  // namespace oasiskv

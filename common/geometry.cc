@@ -8,9 +8,9 @@ namespace {
 
 absl::Status CheckRange(const char* field, uint64_t value, uint64_t low, uint64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
-  return MakeError(ErrorCode::kInvalidArgument,
-                   absl::StrFormat("geometry.%s is %d; it must be between %d and %d", field, value,
-                                   low, high));
+  return MakeError(
+      ErrorCode::kInvalidArgument,
+      absl::StrFormat("geometry.%s is %d; it must be between %d and %d", field, value, low, high));
 }
 
 }  // namespace
@@ -82,18 +82,20 @@ absl::Status Geometry::Validate() const {
         absl::StrFormat("geometry.kv_heads is %d; latent packing has exactly 1", kv_heads));
   }
   if (uint64_t{first_head} + kv_heads > total_kv_heads) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrFormat("geometry.first_head %d + kv_heads %d exceeds total_kv_heads %d",
-                                     first_head, kv_heads, total_kv_heads));
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        absl::StrFormat("geometry.first_head %d + kv_heads %d exceeds total_kv_heads %d",
+                        first_head, kv_heads, total_kv_heads));
   }
   const uint64_t vectors = packing == Packing::kLatent ? block_tokens : 2 * block_tokens;
-  const uint64_t frame = uint64_t{layers} * kv_heads * (vectors + 2) * head_dim *
-                         ElementBytes(element_type);
+  const uint64_t frame =
+      uint64_t{layers} * kv_heads * (vectors + 2) * head_dim * ElementBytes(element_type);
   if (frame > kMaxFrameBytes) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrFormat("geometry: one frame would take %d bytes, the most is %d; use a "
-                                     "smaller block_tokens or more shards",
-                                     frame, kMaxFrameBytes));
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        absl::StrFormat("geometry: one frame would take %d bytes, the most is %d; use a "
+                        "smaller block_tokens or more shards",
+                        frame, kMaxFrameBytes));
   }
   return absl::OkStatus();
 }
@@ -118,10 +120,10 @@ absl::Status Geometry::CheckSame(const Geometry& asked) const {
     }
   }
   if (element_type != asked.element_type) {
-    return MakeError(ErrorCode::kGeometryMismatch,
-                     absl::StrFormat("geometry.element_type: the sequence has %s, the caller expects %s",
-                                     ElementTypeName(element_type),
-                                     ElementTypeName(asked.element_type)));
+    return MakeError(
+        ErrorCode::kGeometryMismatch,
+        absl::StrFormat("geometry.element_type: the sequence has %s, the caller expects %s",
+                        ElementTypeName(element_type), ElementTypeName(asked.element_type)));
   }
   if (packing != asked.packing) {
     return MakeError(ErrorCode::kGeometryMismatch,
@@ -150,9 +152,10 @@ absl::Status Identity::CheckSame(const Identity& asked) const {
                       {"tenant", tenant, asked.tenant}};
   for (const auto& f : fields) {
     if (f.has != f.wants) {
-      return MakeError(ErrorCode::kIdentityMismatch,
-                       absl::StrFormat("identity.%s: the sequence has \"%s\", the caller expects \"%s\"",
-                                       f.field, f.has, f.wants));
+      return MakeError(
+          ErrorCode::kIdentityMismatch,
+          absl::StrFormat("identity.%s: the sequence has \"%s\", the caller expects \"%s\"",
+                          f.field, f.has, f.wants));
     }
   }
   return absl::OkStatus();

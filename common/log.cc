@@ -33,10 +33,10 @@ bool LogGate::Pass() {
   const int64_t now = std::chrono::steady_clock::now().time_since_epoch().count();
   int64_t next = next_.load(std::memory_order_relaxed);
   if (now >= next && next_.compare_exchange_strong(next, now + interval_)) {
-    suppressed_.store(0, std::memory_order_relaxed);
+    reported_.store(held_back_.exchange(0, std::memory_order_relaxed), std::memory_order_relaxed);
     return true;
   }
-  suppressed_.fetch_add(1, std::memory_order_relaxed);
+  held_back_.fetch_add(1, std::memory_order_relaxed);
   return false;
 }
 

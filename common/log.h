@@ -24,19 +24,20 @@ inline void LogError(absl::string_view c, absl::string_view t) { Log(LogLevel::k
 
 // Thread contract: safe for concurrent use.
 //
-// Lets one line an interval through, so that a peer cannot flood the log: if (gate.Pass()) LogWarning(...).
+// Lets one line an interval through, so that a peer cannot flood the log: if (gate.Pass())
+// LogWarning(...).
 class LogGate {
  public:
   explicit LogGate(std::chrono::nanoseconds interval = std::chrono::seconds(10))
       : interval_(interval.count()) {}
   bool Pass();
-  // Lines held back since the last that passed.
-  uint64_t suppressed() const { return suppressed_.load(std::memory_order_relaxed); }
+  // Lines held back between the last two that passed: what the line that passes now can say.
+  uint64_t suppressed() const { return reported_.load(std::memory_order_relaxed); }
 
  private:
   const int64_t interval_;
   std::atomic<int64_t> next_{0};
-  std::atomic<uint64_t> suppressed_{0};
+  std::atomic<uint64_t> held_back_{0}, reported_{0};
 };
 
 }  // namespace oasiskv

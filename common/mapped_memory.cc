@@ -47,11 +47,13 @@ absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name, uint64_t bytes, Pag
   if (pages == PageKind::kHuge) {
     const uint64_t page = HugePageBytes();
     if (page == 0) {
-      return MakeError(ErrorCode::kCapacity, "this kernel has no huge pages (no Hugepagesize in /proc/meminfo)");
+      return MakeError(ErrorCode::kCapacity,
+                       "this kernel has no huge pages (no Hugepagesize in /proc/meminfo)");
     }
     if (bytes % page != 0) {
       return MakeError(ErrorCode::kInvalidArgument,
-                       absl::StrFormat("%d bytes of huge pages asked; it must be a multiple of %d", bytes, page));
+                       absl::StrFormat("%d bytes of huge pages asked; it must be a multiple of %d",
+                                       bytes, page));
     }
     const uint64_t free_pages = MemInfo("HugePages_Free");
     if (free_pages < bytes / page) {
@@ -63,7 +65,8 @@ absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name, uint64_t bytes, Pag
     flags |= MFD_HUGETLB;
   } else if (const uint64_t available = MemInfo("MemAvailable") * 1024; available < bytes) {
     return MakeError(ErrorCode::kCapacity,
-                     absl::StrFormat("%d bytes of memory asked, %d available on this machine", bytes, available));
+                     absl::StrFormat("%d bytes of memory asked, %d available on this machine",
+                                     bytes, available));
   }
   UniqueFd fd(::memfd_create(std::string(name).c_str(), flags));
   if (!fd) return ErrnoError("memfd_create", errno);

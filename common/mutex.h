@@ -1,4 +1,5 @@
-// std::mutex with Clang's thread-safety annotations: ThreadSanitizer reports a false race on the packaged absl::Mutex.
+// std::mutex with Clang's thread-safety annotations: ThreadSanitizer reports a false race on the
+// packaged absl::Mutex.
 #pragma once
 
 #include <chrono>

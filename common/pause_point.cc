@@ -76,7 +76,8 @@ void PausePoints::Reach(absl::string_view name) {
   r.changed.NotifyAll();
   while (r.points[std::string(name)] == PointState::kReached) r.changed.Wait(r.mutex);
   --r.waiting;
-  r.points.erase(std::string(name));
+  // Armed again in the meantime: that arming is another thread's.
+  if (r.points[std::string(name)] == PointState::kReleased) r.points.erase(std::string(name));
   if (r.points.empty()) any_armed_.store(false);
 }
 

@@ -1,4 +1,5 @@
-// Named places in production code where a test can stop a thread, so that every race that is reasoned about has a test.
+// Named places in production code where a test can stop a thread, so that every race that is
+// reasoned about has a test.
 #pragma once
 
 #include <atomic>
@@ -10,8 +11,8 @@ namespace oasiskv {
 
 // Thread contract: all functions are safe for concurrent use.
 //
-// A test arms a point by name, waits until a thread has reached it, acts, and releases it. An unarmed point costs one
-// relaxed load of one process-wide flag.
+// A test arms a point by name, waits until a thread has reached it, acts, and releases it. An
+// unarmed point costs one relaxed load of one process-wide flag.
 class PausePoints {
  public:
   // The next thread that comes to `name` stops there. One thread per arming.
@@ -33,7 +34,7 @@ class PausePoints {
 
 }  // namespace oasiskv
 
-#define OASISKV_PAUSE_POINT(name)                                               \
-  do {                                                                          \
+#define OASISKV_PAUSE_POINT(name)                                                \
+  do {                                                                           \
     if (::oasiskv::PausePoints::AnyArmed()) ::oasiskv::PausePoints::Reach(name); \
   } while (false)

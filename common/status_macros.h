@@ -6,8 +6,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define OASISKV_RETURN_IF_ERROR(expr)                      \
-  do {                                                     \
+#define OASISKV_RETURN_IF_ERROR(expr)                                                      \
+  do {                                                                                     \
     if (absl::Status oasiskv_status = (expr); !oasiskv_status.ok()) return oasiskv_status; \
   } while (false)
 

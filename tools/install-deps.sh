@@ -11,6 +11,8 @@ packages=(
   # libraries
   libabsl-dev libbenchmark-dev libgmock-dev libgrpc++-dev libgtest-dev libnuma-dev
   libibverbs-dev libprotobuf-dev libucx-dev nlohmann-json3-dev prometheus-cpp-dev
+  # the prose that the demo's model reads
+  debian-history
 )
 
 say() { echo "install-deps: $*"; }

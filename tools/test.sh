@@ -9,6 +9,7 @@ usage: tools/test.sh [options]
   (none)         all tests in the release build, then those that the sanitizers can add most to under asan and tsan
   --preset NAME  all tests of that preset and no other: release, debug, asan, tsan, thread-safety
   --label L      only tests of this label: unit, integration, python, consumer, checks
+  --ci           as without options, and Clang's lock analysis of the product (compiled, not run)
   --full         all tests in release, asan, tsan and thread-safety (Clang's lock analysis)
   --no-install   do not look for missing Debian packages
   -h, --help     this text
@@ -21,12 +22,14 @@ fail() { echo "test: $*" >&2; exit 1; }
 install=yes
 presets=()
 full=no
+ci=no
 label=()
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --preset) presets=("${2:?--preset needs a name, e.g. release}"); shift ;;
     --label) label=(-L "^${2:?--label needs a name, e.g. unit}\$"); shift ;;
     --full) full=yes ;;
+    --ci) ci=yes ;;
     --no-install) install=no ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; fail "unknown argument '$1'" ;;
@@ -75,6 +78,9 @@ if [[ ${#presets[@]} -gt 0 ]]; then
   exit 0
 fi
 
+if [[ $ci == yes ]]; then
+  build thread-safety oasiskvd oasisctl oasiskv
+fi
 build release
 run release "${label[@]}"
 if [[ ${#label[@]} -eq 0 ]]; then

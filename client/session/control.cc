@@ -102,7 +102,8 @@ absl::Status ControlChannel::Rpc::ToStatus(const char* method, const grpc::Clien
     if (absl::SimpleAtoi(std::string(it->second.data(), it->second.size()), &value) && value != 0) {
       const auto code = static_cast<ErrorCode>(value);
       // The daemon's text begins with the code's name, which MakeError puts there again.
-      absl::string_view text = status.error_message();
+      const std::string message = status.error_message();
+      absl::string_view text = message;
       const std::string prefix = absl::StrCat(ErrorCodeName(code), ": ");
       if (absl::StartsWith(text, prefix)) text.remove_prefix(prefix.size());
       return MakeError(code, text);

@@ -8,248 +8,26 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/session/host_cache.h"
+#include "client/session/source_fetch.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
 namespace oasiskv {
 namespace {
 
-using client::CacheSlot;
-using client::Flight;
+using client::HeadPlace;
 using client::HostCache;
+using client::SourceFetch;
+using client::SourceState;
 using TimePoint = EntrySource::TimePoint;
-using Claim = HostCache::Claim;
 
 // Of the buffer in which one part's summaries wait for their places between the other parts'.
 constexpr uint64_t kSummaryBufferBytes = uint64_t{8} << 20;
 
-// Where a head of the rank lies.
-struct HeadPlace {
-  uint32_t part = 0;
-  HeadIndex head;  // within the part's shard
-};
-
-// What the source and its fetches share.
-//
-// Thread contract: constant after construction, except `direct_*` and `host_hits`, which are
-// atomic.
-struct Shared {
-  std::vector<SourcePart> parts;
-  Geometry geometry;  // of the rank
-  std::vector<HeadPlace> places;
-  uint64_t token_count = 0;
-  uint32_t prefill_blocks = 0;
-  bool keep = false;
-  std::shared_ptr<HostCache> cache;
-  std::atomic<uint64_t> direct_entries{0}, summary_bytes{0}, host_hits{0}, written_back{0};
-};
-
-// Thread contract: see PendingFetch.
-//
-// A batch over all parts: entries that are here already are copied at once, entries that others are
-// fetching are waited for, the rest is started on every part before any is awaited.
-class SourceFetch : public PendingFetch {
- public:
-  SourceFetch(std::shared_ptr<Shared> shared, std::span<const EntryRead> entries,
-              TimePoint deadline)
-      : shared_(std::move(shared)), deadline_(deadline) {
-    result_ = Check(entries);
-    finished_ = !result_.ok();
-    if (!finished_) Start(entries);
-  }
-
-  bool Done() override {
-    if (finished_) return true;
-    return std::all_of(direct_.begin(), direct_.end(), [](auto& t) { return t->Done(); }) &&
-           std::all_of(awaited_.begin(), awaited_.end(), [](auto& a) { return a.flight->Done(); });
-  }
-
-  absl::Status Wait() override {
-    while (!finished_) {
-      std::vector<EntryRead> again;
-      const absl::Status status = Round(&again);
-      if (status.ok() && !again.empty()) {
-        Start(again);
-        continue;
-      }
-      Finish(status);
-    }
-    return result_;
-  }
-
-  void Cancel() override {
-    if (finished_) return;
-    for (auto& transfer : direct_) transfer->Cancel();
-    Finish(MakeError(ErrorCode::kCancelled, "the fetch was cancelled"));
-  }
-
- private:
-  // An entry that comes by way of a slot.
-  struct Awaited {
-    std::shared_ptr<Flight> flight;
-    std::shared_ptr<CacheSlot> slot;
-    EntryRead entry;
-  };
-
-  absl::Status Check(std::span<const EntryRead> entries) const;
-  void Start(std::span<const EntryRead> entries);
-  std::vector<std::unique_ptr<PendingFetch>> Launch(
-      const std::vector<std::vector<EntryRead>>& by_part) const;
-  absl::Status Round(std::vector<EntryRead>* again);
-  void CopyOut(CacheSlot& slot, const EntryRead& entry) const {
-    std::memcpy(entry.into, shared_->cache->At(slot, entry.head.value()),
-                shared_->geometry.entry_bytes());
-  }
-  void Finish(absl::Status status) {
-    result_ = std::move(status);
-    finished_ = true;
-    direct_.clear();
-    awaited_.clear();
-    own_flight_ = nullptr;
-  }
-
-  const std::shared_ptr<Shared> shared_;
-  const TimePoint deadline_;
-  bool finished_ = false;
-  absl::Status result_;
-  std::shared_ptr<Flight> own_flight_;
-  std::vector<Awaited> awaited_;
-  uint64_t direct_entries_ = 0;
-  std::vector<std::unique_ptr<PendingFetch>> direct_;  // straight into the caller's buffers
-};
-
-absl::Status SourceFetch::Check(std::span<const EntryRead> entries) const {
-  const Geometry& g = shared_->geometry;
-  for (size_t i = 0; i < entries.size(); ++i) {
-    const EntryRead& e = entries[i];
-    if (e.layer.value() >= g.layers || e.head.value() >= g.kv_heads) {
-      return MakeError(ErrorCode::kOutOfRange,
-                       absl::StrFormat("entries[%d]: layer %d, head %d; the rank has %d layers and "
-                                       "%d heads",
-                                       i, e.layer.value(), e.head.value(), g.layers, g.kv_heads));
-    }
-    if (e.into == nullptr) {
-      return MakeError(ErrorCode::kInvalidArgument,
-                       absl::StrFormat("entries[%d]: `into` is null", i));
-    }
-    if (e.block.value() >= shared_->prefill_blocks &&
-        !shared_->cache->HasStored(e.block.value(), e.layer.value())) {
-      return MakeError(
-          ErrorCode::kOutOfRange,
-          absl::StrFormat("entries[%d]: block %d of layer %d; the prefill has %d "
-                          "blocks, and it was not written back",
-                          i, e.block.value(), e.layer.value(), shared_->prefill_blocks));
-    }
-  }
-  return absl::OkStatus();
-}
-
-void SourceFetch::Start(std::span<const EntryRead> entries) {
-  HostCache& cache = *shared_->cache;
-  direct_.clear();
-  awaited_.clear();
-  direct_entries_ = 0;
-  own_flight_ = nullptr;
-  std::vector<std::vector<EntryRead>> to_caller(shared_->parts.size()),
-      to_slots(shared_->parts.size());
-  const auto add = [&](std::vector<std::vector<EntryRead>>& lists, EntryRead entry,
-                       std::byte* into) {
-    const HeadPlace place = shared_->places[entry.head.value()];
-    lists[place.part].push_back({entry.block, entry.layer, place.head, into});
-  };
-  uint64_t hits = 0;
-  for (const EntryRead& entry : entries) {
-    const uint32_t block = entry.block.value(), layer = entry.layer.value(),
-                   head = entry.head.value();
-    if (!shared_->keep) {
-      std::shared_ptr<CacheSlot> slot =
-          cache.MayHaveStored(block) ? cache.Find(block, layer, head) : nullptr;
-      if (slot != nullptr) {
-        CopyOut(*slot, entry);
-        ++hits;
-        continue;
-      }
-      add(to_caller, entry, entry.into);
-      ++direct_entries_;
-      continue;
-    }
-    if (own_flight_ == nullptr) own_flight_ = std::make_shared<Flight>(shared_->cache, deadline_);
-    Claim claim = cache.Get(block, layer, head, own_flight_);
-    switch (claim.kind) {
-      case Claim::Kind::kHit:
-        CopyOut(*claim.slot, entry);
-        ++hits;
-        break;
-      case Claim::Kind::kMine:
-        own_flight_->Add(claim.slot, head);
-        add(to_slots, entry, cache.At(*claim.slot, head));
-        awaited_.push_back({own_flight_, std::move(claim.slot), entry});
-        break;
-      case Claim::Kind::kShared:
-        awaited_.push_back({std::move(claim.flight), std::move(claim.slot), entry});
-        break;
-      case Claim::Kind::kNoRoom:
-        add(to_caller, entry, entry.into);
-        ++direct_entries_;
-        break;
-    }
-  }
-  shared_->host_hits.fetch_add(hits, std::memory_order_relaxed);
-  if (own_flight_ != nullptr) own_flight_->Launch(Launch(to_slots));
-  direct_ = Launch(to_caller);
-}
-
-std::vector<std::unique_ptr<PendingFetch>> SourceFetch::Launch(
-    const std::vector<std::vector<EntryRead>>& by_part) const {
-  std::vector<std::unique_ptr<PendingFetch>> started;
-  for (size_t p = 0; p < by_part.size(); ++p) {
-    if (by_part[p].empty()) continue;
-    started.push_back(shared_->parts[p].reader->FetchEntries(by_part[p], deadline_));
-  }
-  return started;
-}
-
-// Waits for everything that was started. Entries whose fetcher gave up before this batch's own
-// deadline go to `again`.
-absl::Status SourceFetch::Round(std::vector<EntryRead>* again) {
-  absl::Status first;
-  const auto note = [&](const absl::Status& status) {
-    if (first.ok()) first = status;
-  };
-  for (auto& transfer : direct_) note(transfer->Wait());
-  if (first.ok()) {
-    shared_->direct_entries.fetch_add(direct_entries_, std::memory_order_relaxed);
-  }
-  if (own_flight_ != nullptr) note(own_flight_->Drive(deadline_));
-  const Flight* last = nullptr;
-  absl::Status outcome;
-  for (const Awaited& awaited : awaited_) {
-    if (awaited.flight.get() != last) {
-      last = awaited.flight.get();
-      outcome = awaited.flight->Drive(deadline_);
-    }
-    if (outcome.ok()) {
-      CopyOut(*awaited.slot, awaited.entry);
-      continue;
-    }
-    const ErrorCode code = ErrorCodeOf(outcome);
-    const bool others_end =
-        awaited.flight != own_flight_ &&
-        (code == ErrorCode::kDeadlineExceeded || code == ErrorCode::kCancelled) &&
-        Clock::Real().Now() < deadline_;
-    if (others_end) {
-      again->push_back(awaited.entry);
-    } else {
-      note(outcome);
-    }
-  }
-  return first;
-}
-
 // Thread contract: see EntrySource.
 class SequenceSource : public EntrySource {
  public:
-  explicit SequenceSource(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+  explicit SequenceSource(std::shared_ptr<SourceState> shared) : shared_(std::move(shared)) {}
 
   const Geometry& geometry() const override { return shared_->geometry; }
   uint64_t token_count() const override { return shared_->token_count; }
@@ -272,7 +50,7 @@ class SequenceSource : public EntrySource {
   SourceStats Stats() const override;
 
  private:
-  const std::shared_ptr<Shared> shared_;
+  const std::shared_ptr<SourceState> shared_;
 };
 
 absl::Status SequenceSource::FetchSummaries(std::byte* into, TimePoint deadline) {
@@ -411,7 +189,7 @@ absl::StatusOr<std::shared_ptr<EntrySource>> MakeSequenceSource(
     if (parts[p].reader != nullptr) continue;
     return MakeError(ErrorCode::kInvalidArgument, absl::StrCat("part ", p, " has no reader"));
   }
-  auto shared = std::make_shared<Shared>();
+  auto shared = std::make_shared<SourceState>();
   const Reader& first = *parts[0].reader;
   const uint32_t rank_first_head = first.geometry().first_head + first.first_head();
   uint32_t next_head = rank_first_head;

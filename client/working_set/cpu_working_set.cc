@@ -77,6 +77,13 @@ absl::Status CpuWorkingSet::CheckIdle(absl::string_view call, LayerIndex layer,
   return absl::OkStatus();
 }
 
+absl::Status CpuWorkingSet::CheckQueries(absl::string_view call, LayerIndex layer,
+                                         std::span<const RequestSlot> slots, const float* queries) {
+  if (slots.empty() || queries != nullptr) return absl::OkStatus();
+  return MakeError(ErrorCode::kInvalidArgument,
+                   absl::StrFormat("%s(layer %d): queries is null", call, layer.value()));
+}
+
 absl::StatusOr<RequestSlot> CpuWorkingSet::Admit(std::shared_ptr<EntrySource> source) {
   if (source == nullptr) {
     return MakeError(ErrorCode::kInvalidArgument, "Admit: the source is null");
@@ -205,11 +212,8 @@ void CpuWorkingSet::SubmitJob(std::shared_ptr<Job> job) {
 absl::Status CpuWorkingSet::Submit(LayerIndex layer, std::span<const RequestSlot> slots,
                                    const float* queries) {
   OASISKV_RETURN_IF_ERROR(CheckIdle("Submit", layer, slots));
+  OASISKV_RETURN_IF_ERROR(CheckQueries("Submit", layer, slots, queries));
   if (slots.empty()) return absl::OkStatus();
-  if (queries == nullptr) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrFormat("Submit(layer %d): queries is null", layer.value()));
-  }
   std::shared_ptr<Job> job = NewJob(layer, slots);
   const size_t each = size_t{context_.options.query_heads} * context_.options.geometry.head_dim;
   job->queries.assign(queries, queries + each * slots.size());
@@ -402,6 +406,7 @@ absl::Status CpuWorkingSet::SampleAgreement(LayerIndex layer, std::span<const Re
     return MakeError(ErrorCode::kInvalidArgument,
                      "SampleAgreement is of SelectionMode::kCapped; in kExact Resolve samples");
   }
+  OASISKV_RETURN_IF_ERROR(CheckQueries("SampleAgreement", layer, slots, queries));
   const Geometry& geometry = context_.options.geometry;
   std::vector<int32_t> truth(size_t{context_.heads()} * context_.resident());
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -424,6 +429,7 @@ absl::Status CpuWorkingSet::Resolve(LayerIndex layer, std::span<const RequestSlo
                      "Resolve is of SelectionMode::kExact; in kCapped the prediction decides "
                      "(SampleAgreement compares)");
   }
+  OASISKV_RETURN_IF_ERROR(CheckQueries("Resolve", layer, slots, queries));
   if (slots.empty()) return absl::OkStatus();
   const Geometry& geometry = context_.options.geometry;
   std::shared_ptr<Job> job = NewJob(layer, slots);

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "client/working_set/context.h"
 #include "client/working_set/job.h"
 #include "client/working_set/layer_state.h"
@@ -64,6 +65,8 @@ class CpuWorkingSet final : public WorkingSet {
   // and Submit.
   absl::Status CheckIdle(absl::string_view call, LayerIndex layer,
                          std::span<const RequestSlot> slots) const;
+  static absl::Status CheckQueries(absl::string_view call, LayerIndex layer,
+                                   std::span<const RequestSlot> slots, const float* queries);
   bool LocalFull(const LayerState& state) const {
     return state.local_tokens == context_.options.geometry.block_tokens;
   }

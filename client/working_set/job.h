@@ -23,7 +23,8 @@ namespace oasiskv {
 //   kSelecting  -> kPlanned     select stage: the plan stands, reads are about to be posted
 //   kPlanned    -> kInstalling  transfer stage, when the bytes are there and attention is done
 //   kInstalling -> kSettled     transfer stage (or Wait, below)
-//   kQueued, kPlanned -> kInstalling   Wait at its deadline: installs what needs no source
+//   kQueued, kPlanned -> kInstalling   Wait at its deadline, when the bytes have not arrived:
+//                                      installs what needs no source
 //   kQueued, kPlanned -> kSettled      Leave: nothing more is installed
 enum class RowPhase { kQueued, kSelecting, kPlanned, kInstalling, kSettled };
 
@@ -53,13 +54,14 @@ struct Row {
   // Guarded by Pipeline's lock.
   RowPhase phase = RowPhase::kQueued;
   bool attention_done = false;
-  bool dropped = false;          // Leave took it out
-  bool gave_up = false;          // Wait's deadline passed before it was installed
-  bool unplanned = false;        // ... and even before it was selected
-  bool released = false;         // no stage will touch its state again
-  uint64_t fetched = 0;          // entries installed from the source
-  absl::Status status;           // of its source's read
-  absl::Status write_back;       // of `promoted`; may still come after Wait gave the row up
+  bool dropped = false;     // Leave took it out
+  bool arrived = false;     // its bytes are in staging: the rest is a copy, and it is late no more
+  bool gave_up = false;     // Wait's deadline passed before it was installed
+  bool unplanned = false;   // ... and even before it was selected
+  bool released = false;    // no stage will touch its state again
+  uint64_t fetched = 0;     // entries installed from the source
+  absl::Status status;      // of its source's read
+  absl::Status write_back;  // of `promoted`; may still come after Wait gave the row up
   bool reached_install = false;  // transfer stage's: its bytes were seen to be there
 };
 

@@ -77,7 +77,8 @@ Outcome Pipeline::Settle(const Job& job, Row* row) {
     while (true) {
       if (row->phase == RowPhase::kSettled) return OutcomeOf(*row, late);
       late = true;
-      const bool ours = row->phase == RowPhase::kQueued || row->phase == RowPhase::kPlanned;
+      const bool ours =
+          row->phase == RowPhase::kQueued || (row->phase == RowPhase::kPlanned && !row->arrived);
       if (!ours) {
         moved_.Wait(mutex_);  // a stage is at it and will be done shortly
       } else if (steady_clock::now() < job.deadline) {
@@ -240,6 +241,10 @@ bool Pipeline::PollFetches(Job* job) {
     fetch.pending.reset();
     fetch.source.reset();
     fetch.ended = true;
+    if (fetch.status.ok()) {
+      MutexLock lock(mutex_);
+      for (Row& row : job->rows) row.arrived = row.arrived || row.fetch == i;
+    }
     moved = true;
   }
   return moved;

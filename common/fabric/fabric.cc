@@ -23,7 +23,8 @@ absl::Status CheckGrantWord(uint64_t word, Epoch epoch) {
                      "the grant's lease ended before it was renewed; attach again");
   }
   return MakeError(ErrorCode::kStale,
-                   "the grant was released, aborted or evicted, or its memory serves another grant; attach again");
+                   "the grant was released, aborted or evicted, or its memory serves another "
+                   "grant; attach again");
 }
 
 }  // namespace oasiskv::fabric

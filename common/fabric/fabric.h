@@ -20,15 +20,16 @@ namespace oasiskv::fabric {
 enum class Kind : uint8_t { kShm, kUcx, kVerbs };
 absl::string_view KindName(Kind kind);  // "shm", "ucx", "verbs"
 
-// What the grant word says. While a grant is valid its word is its epoch (top bit 0). On revocation the daemon stores
-// RevokedWord(reason) *before* it lets go of a frame. A free slot holds 0.
+// What the grant word says. While a grant is valid its word is its epoch (top bit 0). On revocation
+// the daemon stores RevokedWord(reason) *before* it lets go of a frame. A free slot holds 0.
 enum class RevokeReason : uint8_t { kReleased = 1, kExpired = 2, kAborted = 3 };
 constexpr uint64_t kRevokedBit = uint64_t{1} << 63;
 constexpr uint64_t RevokedWord(RevokeReason reason, Epoch epoch) {
   return kRevokedBit | (uint64_t{static_cast<uint8_t>(reason)} << 56) |
          (epoch.value() & ((uint64_t{1} << 56) - 1));
 }
-// OK when `word` is `epoch`; LEASE_EXPIRED when it is this epoch's revocation by expiry; STALE otherwise.
+// OK when `word` is `epoch`; LEASE_EXPIRED when it is this epoch's revocation by expiry; STALE
+// otherwise.
 absl::Status CheckGrantWord(uint64_t word, Epoch epoch);
 
 enum class Access : uint8_t { kRead, kWrite };
@@ -39,8 +40,8 @@ struct GrantView {
   Epoch epoch;
   WordSlot word_slot;
   Access access = Access::kRead;
-  uint64_t frame_bytes = 0;            // no range may end beyond it
-  std::vector<FrameAddress> frames;    // by block
+  uint64_t frame_bytes = 0;          // no range may end beyond it
+  std::vector<FrameAddress> frames;  // by block
 };
 
 // Bytes [offset, offset + length) of the frame of one block.
@@ -69,16 +70,17 @@ struct TransferTimes {
 
 // Thread contract: used by one thread at a time (any thread).
 //
-// One batch in flight. Whatever ends it, from the moment that Wait or Cancel has returned (or the destructor has run)
-// nothing writes to its buffers any more.
+// One batch in flight. Whatever ends it, from the moment that Wait or Cancel has returned (or the
+// destructor has run) nothing writes to its buffers any more.
 class Transfer {
  public:
   virtual ~Transfer() = default;  // implementations cancel and wait for quiescence
   // True when the outcome is known; never blocks.
   virtual bool Done() = 0;
-  // Blocks until the batch ended, at the latest shortly after its deadline. OK: all bytes arrived and afterwards the grant
-  // word still held the epoch. Otherwise the buffers' contents mean nothing: STALE, LEASE_EXPIRED, DEADLINE_EXCEEDED,
-  // CANCELLED, PEER_LOST, or what the daemon refused with. Repeated calls give the same answer.
+  // Blocks until the batch ended, at the latest shortly after its deadline. OK: all bytes arrived
+  // and afterwards the grant word still held the epoch. Otherwise the buffers' contents mean
+  // nothing: STALE, LEASE_EXPIRED, DEADLINE_EXCEEDED, CANCELLED, PEER_LOST, or what the daemon
+  // refused with. Repeated calls give the same answer.
   virtual absl::Status Wait() = 0;
   // Ends the batch as CANCELLED unless it has ended; returns when nothing can write to its buffers.
   virtual void Cancel() = 0;
@@ -86,22 +88,25 @@ class Transfer {
 };
 
 struct ConnectionStats {
-  uint64_t reads = 0, writes = 0;            // batches
-  uint64_t pieces = 0;                       // as asked
-  uint64_t requests = 0;                     // after coalescing
+  uint64_t reads = 0, writes = 0;  // batches
+  uint64_t pieces = 0;             // as asked
+  uint64_t requests = 0;           // after coalescing
   uint64_t bytes_read = 0, bytes_written = 0;
-  uint64_t request_bytes = 0;                // sent to ask for data (0 for shm)
-  uint64_t grant_checks = 0;                 // grant words looked at after data
-  uint64_t stale = 0, expired = 0, deadline = 0, cancelled = 0, failed = 0;  // batches, by how they ended
+  uint64_t request_bytes = 0;  // sent to ask for data (0 for shm)
+  uint64_t grant_checks = 0;   // grant words looked at after data
+  uint64_t stale = 0, expired = 0, deadline = 0, cancelled = 0,
+           failed = 0;  // batches, by how they ended
 };
 
-// Which batch goes first where a fabric queues: what a step waits for, what the next will need, and all else.
+// Which batch goes first where a fabric queues: what a step waits for, what the next will need, and
+// all else.
 enum class Priority : uint8_t { kOnPath = 0, kPrefetch = 1, kBackground = 2 };
 
 // Thread contract: a move-only owner, used by one thread at a time.
 //
-// A stretch of the caller's memory that the fabric moves bytes to and from directly; given up when it is destroyed, which
-// must be after the batches that use the stretch have ended and before the memory is unmapped.
+// A stretch of the caller's memory that the fabric moves bytes to and from directly; given up when
+// it is destroyed, which must be after the batches that use the stretch have ended and before the
+// memory is unmapped.
 class BufferRegistration {
  public:
   virtual ~BufferRegistration() = default;
@@ -109,9 +114,10 @@ class BufferRegistration {
 
 // Thread contract: safe for concurrent use.
 //
-// One client's data connection to one daemon. Pieces and their buffers must stay as they are until the transfer ended; the
-// pieces array itself may go when Read or Write has returned. Adjacent pieces are coalesced. A piece outside the grant's
-// frames, of length 0 or beyond frame_bytes ends the batch as OUT_OF_RANGE, naming the index, before anything moves.
+// One client's data connection to one daemon. Pieces and their buffers must stay as they are until
+// the transfer ended; the pieces array itself may go when Read or Write has returned. Adjacent
+// pieces are coalesced. A piece outside the grant's frames, of length 0 or beyond frame_bytes ends
+// the batch as OUT_OF_RANGE, naming the index, before anything moves.
 class Connection {
  public:
   virtual ~Connection() = default;
@@ -124,19 +130,23 @@ class Connection {
                                                      MonotonicTime deadline, Priority priority) {
     return Read(std::move(grant), pieces, deadline);
   }
-  // Spares batches whose buffers lie in `memory` a copy, where the fabric would make one; null where it makes none.
+  // Spares batches whose buffers lie in `memory` a copy, where the fabric would make one; null
+  // where it makes none.
   virtual absl::StatusOr<std::unique_ptr<BufferRegistration>> RegisterBuffer(
       std::span<std::byte> memory) {
     return nullptr;
   }
-  // The grant must be a writer's. A write that the daemon (or the grant word) refuses ends as STALE, LEASE_EXPIRED, ...
+  // The grant must be a writer's. A write that the daemon (or the grant word) refuses ends as
+  // STALE, LEASE_EXPIRED, ...
   virtual std::unique_ptr<Transfer> Write(std::shared_ptr<const GrantView> grant,
                                           std::span<const WritePiece> pieces,
                                           MonotonicTime deadline) = 0;
-  // Promises that no write under `grant` is in flight or will be started: refuses new ones (STALE), waits for running ones,
-  // then tells the daemon, which may then reuse the memory. Called before a writer's grant is given up and when it is lost.
+  // Promises that no write under `grant` is in flight or will be started: refuses new ones (STALE),
+  // waits for running ones, then tells the daemon, which may then reuse the memory. Called before a
+  // writer's grant is given up and when it is lost.
   virtual void FenceWriter(GrantId grant) = 0;
-  // OK, or PEER_LOST with the reason once the daemon is known to be gone; never OK again after that.
+  // OK, or PEER_LOST with the reason once the daemon is known to be gone; never OK again after
+  // that.
   virtual absl::Status Health() = 0;
   virtual Kind kind() const = 0;
   // For OpenRequest.shm_connection; zero where the daemon checks every write itself.

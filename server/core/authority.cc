@@ -96,6 +96,11 @@ void CoreImpl::WriterFenced(ConnectionId connection, GrantId grant) {
   grants_->Fenced(connection, grant);
 }
 
+void CoreImpl::ConnectionOpened(ConnectionId connection) {
+  MutexLock lock(mutex_);
+  grants_->ConnectionOpened(connection);
+}
+
 void CoreImpl::ConnectionClosed(ConnectionId connection) {
   MutexLock lock(mutex_);
   grants_->ConnectionClosed(connection);

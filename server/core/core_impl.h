@@ -67,6 +67,7 @@ class CoreImpl final : public KvCore {
       std::span<const fabric::RemoteRange> ranges) override;
   uint64_t GrantWord(GrantId grant) const override;
   void WriterFenced(ConnectionId connection, GrantId grant) override;
+  void ConnectionOpened(ConnectionId connection) override;
   void ConnectionClosed(ConnectionId connection) override;
 
  private:

@@ -144,9 +144,10 @@ absl::StatusOr<OpenResult> CoreImpl::Open(const OpenSpec& spec) {
 
 absl::StatusOr<OpenResult> CoreImpl::OpenLocked(const OpenSpec& spec, Duration lease) {
   if (draining_) return MakeError(ErrorCode::kDraining, "the daemon drains; open on another one");
-  if (grants_->WasClosed(spec.shm_connection)) {
+  if (spec.shm_connection != ConnectionId() && !grants_->IsOpen(spec.shm_connection)) {
     return MakeError(ErrorCode::kPeerLost,
-                     "shm_connection is closed already; connect to the socket again");
+                     "shm_connection names no connection that can write and is still open; "
+                     "connect to the socket again");
   }
   OASISKV_RETURN_IF_ERROR(sequences_.CheckInsert(spec.identity.tenant, spec.name));
   OASISKV_RETURN_IF_ERROR(grants_->CheckRoom());

@@ -16,14 +16,24 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Listen(const Addre
   if (const absl::Status status = CheckBindable(address); !status.ok()) {
     return Annotate(status, flag);
   }
-  // It wants a numeric address.
-  auto resolved = Resolve(address);
+  // It wants a numeric address, and of a name that stands for both families the one that every
+  // build can do.
+  auto resolved = Resolve(address, AF_INET);
+  if (!resolved.ok()) resolved = Resolve(address);
   if (!resolved.ok()) return Annotate(resolved.status(), flag);
   const Address numeric = resolved->ToAddress();
   std::unique_ptr<prometheus::Exposer> exposer;
   try {
     exposer = std::make_unique<prometheus::Exposer>(numeric.ToString(), /*num_threads=*/2);
   } catch (const std::exception& error) {
+    if (numeric.IsIpv6()) {
+      return MakeError(
+          ErrorCode::kUnsupported,
+          absl::StrCat(
+              flag,
+              ": the HTTP server of this build (civetweb) cannot listen on IPv6, as the one "
+              "of Debian cannot; give an IPv4 address"));
+    }
     return MakeError(ErrorCode::kAlreadyExists,
                      absl::StrCat(flag, ": cannot listen: ", error.what(),
                                   "; choose another address, or end what holds the port"));

@@ -7,8 +7,6 @@
 namespace oasiskv::server {
 namespace {
 
-constexpr size_t kClosedRemembered = 65536;
-
 fabric::RevokeReason ReasonOf(GrantEnd end) {
   switch (end) {
     case GrantEnd::kExpired:
@@ -180,14 +178,7 @@ void GrantTable::Fenced(ConnectionId connection, GrantId id) {
 }
 
 void GrantTable::ConnectionClosed(ConnectionId connection) {
-  if (connection == ConnectionId()) return;
-  if (closed_.insert(connection).second) {
-    closed_order_.push_back(connection);
-    if (closed_order_.size() > kClosedRemembered) {
-      closed_.erase(closed_order_.front());
-      closed_order_.pop_front();
-    }
-  }
+  if (connections_.erase(connection) == 0) return;
   while (true) {
     const auto it = by_connection_.lower_bound({connection, GrantId()});
     if (it == by_connection_.end() || it->first != connection) return;

@@ -90,9 +90,10 @@ class GrantTable {
   void Unpin(Grant& grant);
 
   void Fenced(ConnectionId connection, GrantId id);
+  void ConnectionOpened(ConnectionId connection) { connections_.insert(connection); }
   void ConnectionClosed(ConnectionId connection);
-  // True when that connection was closed not long ago.
-  bool WasClosed(ConnectionId connection) const { return closed_.contains(connection); }
+  // False when no peer has that connection (any more): nobody would ever lift a quarantine for it.
+  bool IsOpen(ConnectionId connection) const { return connections_.contains(connection); }
 
   // As a reader would see the word of a live grant or of one that ended not long ago; else 0.
   uint64_t Word(GrantId id) const;
@@ -125,8 +126,7 @@ class GrantTable {
   absl::btree_set<std::pair<ConnectionId, GrantId>> by_connection_;  // not fenced
   absl::flat_hash_map<GrantId, Ended> ended_;
   std::deque<GrantId> ended_order_;
-  absl::flat_hash_set<ConnectionId> closed_;
-  std::deque<ConnectionId> closed_order_;
+  absl::flat_hash_set<ConnectionId> connections_;  // bounded by the endpoint's limit of connections
 };
 
 }  // namespace oasiskv::server

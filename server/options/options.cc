@@ -40,12 +40,12 @@ ABSL_FLAG(int64_t, shm_allowed_gid, -1,
           "Group, a number, whose members may use the shm fabric. -1: none.");
 ABSL_FLAG(std::string, ucx_address, "127.0.0.1:7402",
           "Where the ucx fabric listens. Port 0: any free port; Describe tells which.");
-ABSL_FLAG(ByteSize, pool_size, ByteSize{uint64_t{1} << 30},
-          "Memory for frames. A multiple of --slab_size.");
-ABSL_FLAG(ByteSize, arena_size, ByteSize{0},
-          "Size of one mapping of the pool; divides --pool_size. 0: one mapping for all.");
+ABSL_FLAG(ByteSize, pool_bytes, ByteSize{uint64_t{1} << 30},
+          "Memory for frames, with KiB, MiB, GiB or TiB if you like. A multiple of --slab_bytes.");
+ABSL_FLAG(ByteSize, arena_bytes, ByteSize{0},
+          "Size of one mapping of the pool; divides --pool_bytes. 0: one mapping for all.");
 ABSL_FLAG(
-    ByteSize, slab_size, ByteSize{uint64_t{64} << 20},
+    ByteSize, slab_bytes, ByteSize{uint64_t{64} << 20},
     "Memory that frames of one size take from the pool at a time. A multiple of the page size.");
 ABSL_FLAG(
     std::string, huge_pages, "off",
@@ -55,9 +55,9 @@ ABSL_FLAG(int, touch_threads, 0, "Threads that touch the pool at start. 0: one a
 ABSL_FLAG(uint32_t, max_grants, 65536, "Grants at one time.");
 ABSL_FLAG(uint32_t, max_sequences, 65536, "Live sequences at one time.");
 ABSL_FLAG(uint32_t, max_blocks_per_sequence, 262144, "Blocks of one sequence.");
-ABSL_FLAG(ByteSize, max_blob_size, ByteSize{uint64_t{1} << 20},
+ABSL_FLAG(ByteSize, max_blob_bytes, ByteSize{uint64_t{1} << 20},
           "Size of the opaque blob that a seal may carry; at most 2MiB.");
-ABSL_FLAG(ByteSize, max_blobs_size, ByteSize{uint64_t{256} << 20},
+ABSL_FLAG(ByteSize, max_blobs_bytes, ByteSize{uint64_t{256} << 20},
           "Memory for blobs, first top-K lists and checksums of all sequences.");
 ABSL_FLAG(uint32_t, max_attach_waiters, 4096,
           "Attach calls that wait for a seal at one time; more are refused with CAPACITY.");
@@ -143,25 +143,26 @@ absl::Status ReadShm(Options& options) {
 }
 
 absl::Status ReadPool(CoreOptions& core) {
-  core.pool_bytes = absl::GetFlag(FLAGS_pool_size).bytes;
-  core.arena_bytes = absl::GetFlag(FLAGS_arena_size).bytes;
-  core.slab_bytes = absl::GetFlag(FLAGS_slab_size).bytes;
+  core.pool_bytes = absl::GetFlag(FLAGS_pool_bytes).bytes;
+  core.arena_bytes = absl::GetFlag(FLAGS_arena_bytes).bytes;
+  core.slab_bytes = absl::GetFlag(FLAGS_slab_bytes).bytes;
   const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   if (core.slab_bytes == 0 || core.slab_bytes % page != 0) {
-    return Bad("slab_size", AbslUnparseFlag(ByteSize{core.slab_bytes}),
+    return Bad("slab_bytes", AbslUnparseFlag(ByteSize{core.slab_bytes}),
                absl::StrCat("must be a multiple of the page size, ", page, " bytes, and not 0"));
   }
   if (core.pool_bytes == 0 || core.pool_bytes % core.slab_bytes != 0) {
-    return Bad("pool_size", AbslUnparseFlag(ByteSize{core.pool_bytes}),
-               absl::StrCat("must be a multiple of --slab_size=",
+    return Bad("pool_bytes", AbslUnparseFlag(ByteSize{core.pool_bytes}),
+               absl::StrCat("must be a multiple of --slab_bytes=",
                             AbslUnparseFlag(ByteSize{core.slab_bytes}), " and not 0"));
   }
   if (core.arena_bytes != 0 &&
       (core.arena_bytes % core.slab_bytes != 0 || core.pool_bytes % core.arena_bytes != 0)) {
-    return Bad("arena_size", AbslUnparseFlag(ByteSize{core.arena_bytes}),
-               absl::StrCat(
-                   "must be a multiple of --slab_size=", AbslUnparseFlag(ByteSize{core.slab_bytes}),
-                   " that divides --pool_size=", AbslUnparseFlag(ByteSize{core.pool_bytes})));
+    return Bad(
+        "arena_bytes", AbslUnparseFlag(ByteSize{core.arena_bytes}),
+        absl::StrCat(
+            "must be a multiple of --slab_bytes=", AbslUnparseFlag(ByteSize{core.slab_bytes}),
+            " that divides --pool_bytes=", AbslUnparseFlag(ByteSize{core.pool_bytes})));
   }
   const std::string huge = absl::GetFlag(FLAGS_huge_pages);
   if (huge == "off") {
@@ -204,12 +205,12 @@ absl::Status ReadLimits(Options& options) {
   OASISKV_ASSIGN_OR_RETURN(
       options.max_attach_waiters,
       ReadLimit("max_attach_waiters", absl::GetFlag(FLAGS_max_attach_waiters), 1u << 20));
-  core.max_blob_bytes = absl::GetFlag(FLAGS_max_blob_size).bytes;
+  core.max_blob_bytes = absl::GetFlag(FLAGS_max_blob_bytes).bytes;
   if (core.max_blob_bytes > kMaxBlobBytes) {
-    return Bad("max_blob_size", AbslUnparseFlag(ByteSize{core.max_blob_bytes}),
+    return Bad("max_blob_bytes", AbslUnparseFlag(ByteSize{core.max_blob_bytes}),
                "allowed is at most 2MiB: an attach answer must stay below gRPC's 4 MiB");
   }
-  core.max_blobs_bytes = absl::GetFlag(FLAGS_max_blobs_size).bytes;
+  core.max_blobs_bytes = absl::GetFlag(FLAGS_max_blobs_bytes).bytes;
   OASISKV_ASSIGN_OR_RETURN(
       core.default_lease,
       ReadDuration("default_lease", absl::GetFlag(FLAGS_default_lease), absl::Milliseconds(100)));

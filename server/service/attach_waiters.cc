@@ -45,7 +45,7 @@ void AttachWaiters::Stop() {
 }
 
 absl::StatusOr<uint64_t> AttachWaiters::Add(KvCore& core, std::string name, Identity identity,
-                                            MonotonicTime deadline, Done done) {
+                                            Found found, MonotonicTime deadline, Done done) {
   MutexLock lock(mutex_);
   if (stopping_) return Stopping();
   if (waiters_.size() >= max_waiters_) {
@@ -58,8 +58,8 @@ absl::StatusOr<uint64_t> AttachWaiters::Add(KvCore& core, std::string name, Iden
   const uint64_t id = ++last_id_;
   if (waiters_.empty()) next_sweep_ = Clock::Real().Now() + kSweepInterval;
   by_deadline_.emplace(deadline, id);
-  waiters_.emplace(id,
-                   Waiter{&core, std::move(name), std::move(identity), deadline, std::move(done)});
+  waiters_.emplace(id, Waiter{&core, std::move(name), std::move(identity), deadline,
+                              std::move(done), found == Found::kOpen});
   // The seal may have come between the caller's own look and now.
   new_.push_back(id);
   wake_.NotifyAll();

@@ -25,6 +25,9 @@ namespace oasiskv::server {
 class AttachWaiters {
  public:
   using Done = std::function<void(const absl::Status&)>;
+  // What the caller's own look found: a sequence that was open and is gone has ended without a
+  // seal.
+  enum class Found { kNothing, kOpen };
 
   explicit AttachWaiters(uint32_t max_waiters);
   ~AttachWaiters() { Stop(); }
@@ -35,7 +38,7 @@ class AttachWaiters {
   // sequence is sealed; NOT_FOUND or NOT_SEALED when `deadline` passed; WRONG_STATE when it was
   // aborted; DRAINING. `core` must outlive this object's waiters. The result is for Cancel. Errors:
   // CAPACITY, DRAINING.
-  absl::StatusOr<uint64_t> Add(KvCore& core, std::string name, Identity identity,
+  absl::StatusOr<uint64_t> Add(KvCore& core, std::string name, Identity identity, Found found,
                                MonotonicTime deadline, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
   // True: `done` was not called and never will be.
   bool Cancel(uint64_t waiter) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -49,10 +49,12 @@ class HealthService::Impl final : public health::Health::CallbackService {
       grpc::CallbackServerContext*, const health::HealthCheckRequest* request) override {
     const auto watch = server::Watch::Make();
     MutexLock lock(mutex_);
-    watch->Set(Response(StatusLocked(request->service())));
+    std::erase_if(watches_, [](const Watcher& known) { return known.stream.expired(); });
+    Watcher& watcher = watches_.emplace_back();
+    watcher.service = request->service();
+    watcher.stream = watch;
+    Send(watcher);
     if (ended_) watch->End(Stopping());
-    std::erase_if(watches_, [](const auto& known) { return known.second.expired(); });
-    watches_.emplace_back(request->service(), watch);
     return watch.get();
   }
 
@@ -60,20 +62,33 @@ class HealthService::Impl final : public health::Health::CallbackService {
     MutexLock lock(mutex_);
     serving_ = serving;
     was_serving_ |= serving;
-    for (const auto& [service, weak] : watches_) {
-      if (const auto watch = weak.lock()) watch->Set(Response(StatusLocked(service)));
-    }
+    for (Watcher& watcher : watches_) Send(watcher);
   }
 
   void EndWatches() {
     MutexLock lock(mutex_);
     ended_ = true;
-    for (const auto& [service, weak] : watches_) {
-      if (const auto watch = weak.lock()) watch->End(Stopping());
+    for (const Watcher& watcher : watches_) {
+      if (const auto watch = watcher.stream.lock()) watch->End(Stopping());
     }
   }
 
  private:
+  struct Watcher {
+    std::string service;
+    std::weak_ptr<server::Watch> stream;
+    health::HealthCheckResponse::ServingStatus sent = health::HealthCheckResponse::UNKNOWN;
+  };
+
+  // Sends the status where it differs from what was sent.
+  void Send(Watcher& watcher) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto status = StatusLocked(watcher.service);
+    const auto watch = watcher.stream.lock();
+    if (watch == nullptr || status == watcher.sent) return;
+    watcher.sent = status;
+    watch->Set(Response(status));
+  }
+
   static grpc::Status Stopping() {
     return {grpc::StatusCode::UNAVAILABLE, "the daemon is stopping"};
   }
@@ -94,8 +109,7 @@ class HealthService::Impl final : public health::Health::CallbackService {
   bool serving_ ABSL_GUARDED_BY(mutex_) = false;
   bool was_serving_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<std::pair<std::string, std::weak_ptr<server::Watch>>> watches_
-      ABSL_GUARDED_BY(mutex_);
+  std::vector<Watcher> watches_ ABSL_GUARDED_BY(mutex_);
 };
 
 HealthService::HealthService() : impl_(std::make_unique<Impl>()) {}

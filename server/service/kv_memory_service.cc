@@ -94,9 +94,12 @@ class AttachCall : public grpc::ServerUnaryReactor {
       return status;
     }
     OASISKV_ASSIGN_OR_RETURN(
-        waiter_,
-        waiters_.Add(*core_, spec_.name, spec_.identity, start_ + wait,
-                     [this](const absl::Status& sealed) { End(sealed.ok() ? Attach() : sealed); }));
+        waiter_, waiters_.Add(*core_, spec_.name, spec_.identity,
+                              code == ErrorCode::kNotSealed ? AttachWaiters::Found::kOpen
+                                                            : AttachWaiters::Found::kNothing,
+                              start_ + wait, [this](const absl::Status& sealed) {
+                                End(sealed.ok() ? Attach() : sealed);
+                              }));
     return absl::OkStatus();
   }
 

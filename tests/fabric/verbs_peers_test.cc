@@ -51,10 +51,14 @@ TEST_F(VerbsPeers, AKilledDaemonEndsEveryBatchAsPeerLost) {
   auto grant = pool_.Grant(1, Access::kRead);
   std::vector<std::byte> direct(64 * kFrameBytes), copied(8 * kFrameBytes);
   const auto registration = Register(*reader, direct);
-  auto first = reader->Read(grant, Frames(direct), Soon());
-  auto second = reader->Read(grant, Frames(copied), Soon());
-  daemon_->Signal(SIGKILL);
-  daemon_->Reap();
+  std::unique_ptr<Transfer> first, second;
+  {
+    const Silence silence;  // so that they are not over before the daemon is
+    first = reader->Read(grant, Frames(direct), Soon());
+    second = reader->Read(grant, Frames(copied), Soon());
+    daemon_->Signal(SIGKILL);
+    daemon_->Reap();
+  }
   EXPECT_EQ(ErrorCodeOf(first->Wait()), ErrorCode::kPeerLost) << first->Wait();
   EXPECT_EQ(ErrorCodeOf(second->Wait()), ErrorCode::kPeerLost) << second->Wait();
   EXPECT_EQ(ErrorCodeOf(reader->Health()), ErrorCode::kPeerLost);
@@ -72,6 +76,7 @@ TEST_F(VerbsPeers, AnIdleConnectionNoticesThatTheDaemonIsGone) {
   StartDaemon();
   VerbsConnectOptions options = Options(Access::kRead);
   options.keepalive = std::chrono::milliseconds(100);
+  options.peer_patience = std::chrono::milliseconds(500);
   auto reader = Connect(options, control_);
   EXPECT_EQ(reader->Health(), absl::OkStatus());
   daemon_->Signal(SIGKILL);
@@ -134,14 +139,21 @@ TEST_F(VerbsPeers, OtherBatchesOutliveAQueuePairThatWasTakenDown) {
   std::vector<std::byte> one(kFrameBytes), rest(64 * kFrameBytes);
   const auto first = Register(*reader, one);
   const auto second = Register(*reader, rest);
-  auto victim = reader->Read(grant, Frames(one), Soon());
-  auto survivor = reader->Read(grant, Frames(rest), Soon());
-  victim->Cancel();  // its one request is on one queue pair
+  std::unique_ptr<Transfer> survivor;
+  {
+    const Silence silence;
+    auto victim = reader->Read(grant, Frames(one), Soon());
+    survivor = reader->Read(grant, Frames(rest), Soon());
+    victim->Cancel();  // takes down the queue pair that its one request is on
+    EXPECT_EQ(ErrorCodeOf(victim->Wait()), ErrorCode::kCancelled);
+  }
   EXPECT_EQ(survivor->Wait(), absl::OkStatus());
   for (const ReadPiece& piece : Frames(rest)) {
     ASSERT_TRUE(TestPool::Holds(piece.into, piece.from));
   }
   EXPECT_EQ(reader->Health(), absl::OkStatus());
+  // What of the survivor was on that queue pair went out again.
+  EXPECT_GT(reader->Stats().requests, 65u);
 }
 
 TEST_F(VerbsPeers, AKilledClientIsForgotten) {

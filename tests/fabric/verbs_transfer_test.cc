@@ -280,8 +280,12 @@ TEST_F(VerbsTransfer, AClosedWriterReachesTheMemoryNoMore) {
   const auto registration = Register(*writer, source);
   std::vector<WritePiece> pieces;
   for (uint32_t b = 0; b < 32; ++b) pieces.push_back({{b, 0, kFrameBytes}, source.data()});
-  auto transfer = writer->Write(grant, pieces, Soon());
-  EXPECT_TRUE(endpoint_->Close(writer->connection_id()));
+  std::unique_ptr<Transfer> transfer;
+  {
+    const Silence silence;  // so that it is not over before the daemon acts
+    transfer = writer->Write(grant, pieces, Soon());
+    EXPECT_TRUE(endpoint_->Close(writer->connection_id()));
+  }
   ASSERT_EQ(authority_.closed().size(), 1u);
   EXPECT_EQ(authority_.closed()[0], writer->connection_id());
   for (uint32_t b = 0; b < 32; ++b) std::memset(pool_.frame(b), 0x22, kFrameBytes);
@@ -354,8 +358,12 @@ TEST_F(VerbsTransfer, AConnectionEndsWithItsBatches) {
   for (uint32_t b = 0; b < 16; ++b) {
     pieces.push_back({{b, 0, kFrameBytes}, target.data() + b * kFrameBytes});
   }
-  auto transfer = reader->Read(pool_.Grant(1, Access::kRead), pieces, Soon());
-  reader.reset();
+  std::unique_ptr<Transfer> transfer;
+  {
+    const Silence silence;
+    transfer = reader->Read(pool_.Grant(1, Access::kRead), pieces, Soon());
+    reader.reset();
+  }
   EXPECT_EQ(ErrorCodeOf(transfer->Wait()), ErrorCode::kCancelled);
   EXPECT_EQ(endpoint_->Stats().connections, 0u);
   EXPECT_EQ(authority_.closed().size(), 1u);

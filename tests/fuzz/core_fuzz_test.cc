@@ -46,6 +46,7 @@ class Program {
     core_ = *KvCore::Create(o, clock_);
     model_.max_grants = o.max_grants;
     max_sequences_ = o.max_sequences;
+    Connect();
   }
   ~Program() { pins_.clear(); }
 
@@ -404,6 +405,10 @@ class Program {
     if (connection == g.connection) g.fenced = true;
   }
 
+  void Connect() {
+    for (uint64_t c = base_ + 1; c <= base_ + 3; ++c) core_->ConnectionOpened(ConnectionId(c));
+  }
+
   void Close() {
     const uint64_t connection = 1 + base_ + static_cast<uint64_t>(Pick(3));
     Say("close connection ", connection);
@@ -412,7 +417,10 @@ class Program {
     for (CoreModel::Grant& g : model_.grants) {
       if (g.connection == connection) g.fenced = true;
     }
-    if (Pick(2) == 0) base_ += 3;
+    if (Pick(2) == 0) {
+      base_ += 3;
+      Connect();
+    }
   }
 
   void Read() { Access_(Access::kRead); }

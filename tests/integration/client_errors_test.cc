@@ -136,7 +136,7 @@ TEST_P(ClientErrorsTest, AttachRefusesWhatDoesNotMatch) {
 // A is stored and aborted, B takes the same memory. The keeper is held up, so that A's reader
 // cannot know: only the grant word (shm) or the daemon (ucx) can tell.
 TEST_P(ClientErrorsTest, ReusedMemoryIsStaleThroughEveryEntryPoint) {
-  StartCluster(DaemonMode::kInProcess, {"--pool_size=4MiB", "--slab_size=2MiB"});
+  StartCluster(DaemonMode::kInProcess, {"--pool_bytes=4MiB", "--slab_bytes=2MiB"});
   auto owner = Connect();
   auto client = Connect();
   const Geometry g = QwenLike();
@@ -163,7 +163,7 @@ TEST_P(ClientErrorsTest, ReusedMemoryIsStaleThroughEveryEntryPoint) {
 
 // A is aborted and B written while a read of A stands between its data and its answer.
 TEST_P(ClientOneSidedTest, ReuseBetweenDataAndAnswerIsStale) {
-  StartCluster(DaemonMode::kInProcess, {"--pool_size=4MiB", "--slab_size=2MiB"});
+  StartCluster(DaemonMode::kInProcess, {"--pool_bytes=4MiB", "--slab_bytes=2MiB"});
   auto owner = Connect();
   auto client = Connect();
   const Geometry g = QwenLike();

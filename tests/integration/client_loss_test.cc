@@ -136,8 +136,9 @@ TEST_P(ClientLossTest, DaemonKilledUnderOpenFetches) {
   ASSERT_OK(Put(*client, "a", content));
   {
     ASSERT_OK_AND_ASSIGN(Reader reader, client->Attach(ReadSpecOf("a", QwenLike())));
-    ASSERT_OK(
-        cluster_->daemon().Pause());  // so that the fetches stay open where the daemon answers them
+    // The fetches stay open where the daemon answers them.
+    ASSERT_OK(cluster_->daemon().Pause());
+    ASSERT_EVENTUALLY(StandsStill(cluster_->daemon().pid()));
     std::vector<std::vector<std::byte>> buffers(100);
     std::vector<std::unique_ptr<PendingFetch>> fetches;
     for (auto& buffer : buffers) {

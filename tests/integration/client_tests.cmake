@@ -1,6 +1,9 @@
 # Tests of client/session against daemons.
-foreach(suite errors loss source transfer)
+foreach(suite errors load loss source transfer)
   oasiskv_test(NAME client_${suite}_test LABEL integration TIMEOUT 240
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/client_${suite}_test.cc
     DEPS oasiskv::session oasiskv::mini_cluster)
 endforeach()
+oasiskv_test(NAME c_api_test LABEL integration TIMEOUT 240
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/c_api_test.cc
+  DEPS oasiskv::c_api oasiskv::session oasiskv::mini_cluster)

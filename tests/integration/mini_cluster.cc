@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 #include "server/options/options.h"
@@ -27,6 +28,7 @@ class InProcessDaemon : public TestDaemon {
     OASISKV_ASSIGN_OR_RETURN(const server::CommandLine line, server::ParseCommandLine(flags));
     OASISKV_ASSIGN_OR_RETURN(auto daemon, server::Daemon::Listen(line.options));
     OASISKV_RETURN_IF_ERROR(daemon->Serve());
+    SetLogLevel(line.options.log_level);
     drain_timeout_ = line.options.drain_timeout;
     addresses_ = daemon->bound();
     incarnation_ = daemon->incarnation();
@@ -69,11 +71,11 @@ absl::StatusOr<std::unique_ptr<MiniCluster>> MiniCluster::Start(const MiniCluste
   cluster->folder_ = folder;
   for (int i = 0; i < options.daemons; ++i) {
     std::vector<std::string> flags = {"--control_address=127.0.0.1:0",
-                                      "--metrics_address=127.0.0.1:0",
+                                      "--metrics_address=",
                                       "--ucx_address=127.0.0.1:0",
                                       absl::StrCat("--shm_socket=", folder, "/", i, ".sock"),
-                                      "--pool_size=64MiB",
-                                      "--slab_size=2MiB",
+                                      "--pool_bytes=64MiB",
+                                      "--slab_bytes=2MiB",
                                       "--log_level=warning"};
     flags.insert(flags.end(), options.flags.begin(), options.flags.end());
     if (options.mode == DaemonMode::kInProcess) {

@@ -38,6 +38,7 @@ class Lease : public CoreFixture {
   OpenResult MustOpenMapped(const std::string& name, uint32_t blocks, ConnectionId connection) {
     OpenSpec spec = Spec(name, blocks);
     spec.shm_connection = connection;
+    if (connection != ConnectionId()) core_->ConnectionOpened(connection);
     return MustOpen(spec);
   }
   uint64_t Quarantined() { return core_->Capacity().quarantined_bytes; }
@@ -508,10 +509,15 @@ TEST_F(Lease, AFenceWhileARequestIsInFlightLeavesThePinAlone) {
   EXPECT_EQ(UsedBytes(), 0u);
 }
 
-TEST_F(Lease, AConnectionThatIsClosedOpensNothing) {
-  core_->ConnectionClosed(ConnectionId(5));
+// Otherwise a caller that makes a number up would leave frames in quarantine for ever.
+TEST_F(Lease, AConnectionThatNobodyHasOpensNothing) {
   OpenSpec spec = Spec("a", 1);
   spec.shm_connection = ConnectionId(5);
+  EXPECT_CODE(ErrorCode::kPeerLost, core_->Open(spec).status());
+  core_->ConnectionOpened(ConnectionId(5));
+  MustOpen(spec);
+  core_->ConnectionClosed(ConnectionId(5));
+  spec.name = "b";
   EXPECT_CODE(ErrorCode::kPeerLost, core_->Open(spec).status());
 }
 

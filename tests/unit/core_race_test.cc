@@ -122,6 +122,7 @@ TEST_F(Race, WhatArrivesBetweenTheTwoStepsFreesNothingTwice) {
     const ConnectionId connection(100 + round);
     OpenSpec spec = Spec("a", 8);
     spec.shm_connection = connection;
+    core_->ConnectionOpened(connection);
     const OpenResult opened = MustOpen(spec);
     const fabric::RemoteRange range{0, 0, 16};
     absl::StatusOr<fabric::PinnedRanges> pinned =
@@ -167,8 +168,10 @@ TEST_F(Race, HammerOfWritersReadersEvictorsAndTicks) {
       OpenSpec spec = Spec(name(static_cast<int>(random() % kNames)), kBlocks / 2);
       const ConnectionId connection(random() % 2 == 0 ? seed * 10000000 + round + 1 : 0);
       spec.shm_connection = connection;
+      if (connection != ConnectionId()) core_->ConnectionOpened(connection);
       absl::StatusOr<OpenResult> opened = core_->Open(spec);
       if (!opened.ok()) {  // the name is taken, or the pool is full
+        core_->ConnectionClosed(connection);
         if (random() % 8 == 0) (void)ReleaseSequence(spec.name);
         std::this_thread::yield();
         continue;

@@ -57,10 +57,10 @@ TEST(OptionsTest, DefaultsAreThoseOfTheStruct) {
 }
 
 TEST(OptionsTest, EveryFormOfAFlagIsUnderstood) {
-  const Options options =
-      Parse({"--control_address", "[::1]:0", "--metrics_address=", "--fabrics=shm",
-             "--shm_allowed_uids=7,8", "--pool_size=2GiB", "--slab_size=2MiB", "--arena_size=1GiB",
-             "--huge_pages=prefer", "--default_lease=1500ms", "--log_level=error"});
+  const Options options = Parse(
+      {"--control_address", "[::1]:0", "--metrics_address=", "--fabrics=shm",
+       "--shm_allowed_uids=7,8", "--pool_bytes=2GiB", "--slab_bytes=2MiB", "--arena_bytes=1GiB",
+       "--huge_pages=prefer", "--default_lease=1500ms", "--log_level=error"});
   EXPECT_EQ(options.control_address, (Address{"::1", 0}));
   EXPECT_FALSE(options.metrics_address.has_value());
   EXPECT_FALSE(options.serve_ucx);
@@ -96,7 +96,7 @@ TEST_P(OptionsBad, IsRefusedAndTheMessageNamesTheFlag) {
 INSTANTIATE_TEST_SUITE_P(
     All, OptionsBad,
     ::testing::Values(BadCase{"--nosuch=1", "--nosuch", "no flag"},
-                      BadCase{"--pool_size", "--pool_size", "value"},
+                      BadCase{"--pool_bytes", "--pool_bytes", "value"},
                       BadCase{"stray", "stray", "only flags"},
                       BadCase{"-- stray", "stray", "only flags"},
                       BadCase{"--nocontrol_address", "--nocontrol_address", "no flag"},
@@ -105,19 +105,19 @@ INSTANTIATE_TEST_SUITE_P(
                       BadCase{"--ucx_address=[::1", "--ucx_address", "[::1"},
                       BadCase{"--fabrics=rdma", "--fabrics", "rdma"},
                       BadCase{"--fabrics=", "--fabrics", "at least"},
-                      BadCase{"--pool_size=1GB", "--pool_size", "1GB"},
-                      BadCase{"--pool_size=-1", "--pool_size", "-1"},
-                      BadCase{"--pool_size=99999999999TiB", "--pool_size", "99999999999TiB"},
-                      BadCase{"--pool_size=65MiB", "--pool_size", "--slab_size=64MiB"},
-                      BadCase{"--pool_size=0", "--pool_size", "not 0"},
-                      BadCase{"--slab_size=100", "--slab_size", "page"},
-                      BadCase{"--arena_size=96MiB", "--arena_size", "96MiB"},
+                      BadCase{"--pool_bytes=1GB", "--pool_bytes", "1GB"},
+                      BadCase{"--pool_bytes=-1", "--pool_bytes", "-1"},
+                      BadCase{"--pool_bytes=99999999999TiB", "--pool_bytes", "99999999999TiB"},
+                      BadCase{"--pool_bytes=65MiB", "--pool_bytes", "--slab_bytes=64MiB"},
+                      BadCase{"--pool_bytes=0", "--pool_bytes", "not 0"},
+                      BadCase{"--slab_bytes=100", "--slab_bytes", "page"},
+                      BadCase{"--arena_bytes=96MiB", "--arena_bytes", "96MiB"},
                       BadCase{"--huge_pages=yes", "--huge_pages", "require"},
                       BadCase{"--numa_node=-2", "--numa_node", "-2"},
                       BadCase{"--touch_threads=-1", "--touch_threads", "-1"},
                       BadCase{"--max_grants=0", "--max_grants", "1 to"},
                       BadCase{"--max_sequences=-1", "--max_sequences", "-1"},
-                      BadCase{"--max_blob_size=3MiB", "--max_blob_size", "2MiB"},
+                      BadCase{"--max_blob_bytes=3MiB", "--max_blob_bytes", "2MiB"},
                       BadCase{"--default_lease=20m", "--default_lease", "--max_lease=10m"},
                       BadCase{"--default_lease=1ms", "--default_lease", "100ms"},
                       BadCase{"--drain_timeout=-1s", "--drain_timeout", "-1s"},
@@ -137,13 +137,13 @@ TEST(OptionsTest, ATooLongSocketPathIsRefused) {
 }
 
 TEST(OptionsTest, AFlagFileIsReadAndItsErrorsNameFileAndLine) {
-  const TempFile good("# comment\n\n--pool_size=128MiB\n  --fabrics=ucx\n");
+  const TempFile good("# comment\n\n--pool_bytes=128MiB\n  --fabrics=ucx\n");
   const Options options = Parse({"--flagfile=" + good.path(), "--fabrics=shm"});
   EXPECT_EQ(options.core.pool_bytes, uint64_t{128} << 20);
   EXPECT_TRUE(options.serve_shm);  // the later setting wins
   EXPECT_FALSE(options.serve_ucx);
 
-  const TempFile bad("--pool_size=128MiB\n--nosuch=1\n");
+  const TempFile bad("--pool_bytes=128MiB\n--nosuch=1\n");
   auto line = ParseCommandLine({"--flagfile", bad.path()});
   ASSERT_FALSE(line.ok());
   EXPECT_THAT(std::string(line.status().message()),
@@ -159,7 +159,7 @@ TEST(OptionsTest, AFlagFileThatNamesItselfEnds) {
 }
 
 TEST(OptionsTest, PrintedOptionsAreAFlagFileThatSaysTheSame) {
-  const std::vector<std::string> args = {"--pool_size=192MiB", "--default_lease=3s",
+  const std::vector<std::string> args = {"--pool_bytes=192MiB", "--default_lease=3s",
                                          "--fabrics=shm", "--control_address=[::1]:0"};
   std::vector<std::string> print = args;
   print.push_back("--print_options");
@@ -181,7 +181,7 @@ TEST(OptionsTest, HelpListsEveryFlagAndVersionIsPrinted) {
   ASSERT_TRUE(help.ok());
   EXPECT_EQ(help->action, Action::kPrintHelp);
   for (const char* flag :
-       {"--control_address=", "--pool_size=1GiB", "--drain_timeout=5s", "--flagfile"}) {
+       {"--control_address=", "--pool_bytes=1GiB", "--drain_timeout=5s", "--flagfile"}) {
     EXPECT_THAT(help->text, HasSubstr(flag));
   }
   auto version = ParseCommandLine({"--version"});

@@ -5,3 +5,4 @@ target_compile_definitions(state_table_test PRIVATE OASISKV_SOURCE_DIR="${PROJEC
 oasiskv_test(NAME core_sequence_test LABEL unit SOURCES unit/core_sequence_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_lease_test LABEL unit SOURCES unit/core_lease_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_race_test LABEL unit SOURCES unit/core_race_test.cc DEPS oasiskv::core)
+oasiskv_test(NAME core_shm_test LABEL unit SOURCES unit/core_shm_test.cc DEPS oasiskv::core oasiskv::fabric_shm)

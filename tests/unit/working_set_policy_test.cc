@@ -1,5 +1,6 @@
 // Late, failed and lost sources, and the hazard of overwriting what attention reads.
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "tests/unit/working_set_fixture.h"
@@ -17,6 +18,14 @@ class WorkingSetPolicyTest : public WorkingSetFixture {
  protected:
   // Blocks that must not arrive are asked for with a deadline that passes soon.
   void ShortDeadline() { o_.late_deadline = std::chrono::milliseconds(30); }
+  // A step whose read has begun, however slow the machine, before the deadline counts.
+  absl::Status StepWithRead(RequestSlot slot, const std::vector<int32_t>& list) {
+    const int before = slots_[slot.value()]->fetches();
+    if (auto s = Submit({slot}, list); !s.ok()) return s;
+    while (slots_[slot.value()]->fetches() == before) std::this_thread::yield();
+    if (auto s = Done({slot}); !s.ok()) return s;
+    return Wait({slot});
+  }
 };
 
 // A transfer for the next step must not write a page that attention of this step may still read.
@@ -28,6 +37,7 @@ TEST_F(WorkingSetPolicyTest, PagesStayUntouchedUntilAttentionIsDone) {
   ASSERT_TRUE(PausePoints::WaitReached(kBeforeInstall));  // the bytes are there
   EXPECT_THAT(Map(slot, 0), ElementsAre(6, 7, 8, 9));
   PausePoints::Release(kBeforeInstall);
+  while (PausePoints::Waiting() > 0) std::this_thread::yield();  // or the next arming is lost
   // The transfer stage is past layer 0 once it stands before layer 1's pages.
   PausePoints::Arm(kBeforeInstall);
   ASSERT_TRUE(Submit({slot}, {0, 1, 2, 3}, 1).ok());
@@ -48,7 +58,7 @@ TEST_F(WorkingSetPolicyTest, SkipGoesOnWithTheResidents) {
   Make();
   const RequestSlot slot = Admit();
   sources_[0]->Close();
-  ASSERT_TRUE(Step(slot, {0, 1, 8}).ok());
+  ASSERT_TRUE(StepWithRead(slot, {0, 1, 8}).ok());
   EXPECT_THAT(Map(slot), ElementsAre(6, 7, 8, 9));
   const WorkingSetStats stats = ws_->Stats();
   EXPECT_EQ(stats.skipped, 2u);
@@ -64,6 +74,28 @@ TEST_F(WorkingSetPolicyTest, SkipGoesOnWithTheResidents) {
   }
 }
 
+// The deadline is for the bytes. Once it skipped blocks that had arrived long before, because
+// attention itself had taken longer than the deadline.
+TEST_F(WorkingSetPolicyTest, BytesThatArrivedInTimeAreInstalledHoweverLongAttentionTook) {
+  ShortDeadline();
+  o_.late = LatePolicy::kSkip;
+  Make();
+  const RequestSlot slot = Admit();
+  PausePoints::Arm(kBeforeInstall);
+  ASSERT_TRUE(Submit({slot}, {0, 1}).ok());
+  ASSERT_TRUE(PausePoints::WaitReached(kBeforeInstall));
+  std::this_thread::sleep_for(2 * o_.late_deadline);  // attention
+  ASSERT_TRUE(Done({slot}).ok());
+  std::thread release([] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // Wait is in there by now
+    PausePoints::Release(kBeforeInstall);
+  });
+  EXPECT_TRUE(Wait({slot}).ok());
+  release.join();
+  EXPECT_THAT(Map(slot), ElementsAre(0, 1, 8, 9));
+  EXPECT_EQ(ws_->Stats().skipped, 0u);
+}
+
 // A source that keeps no deadline: the read is cancelled, and bytes that would have come after that
 // touch nothing.
 TEST_F(WorkingSetPolicyTest, SkipCancelsAReadThatOverstaysItsDeadline) {
@@ -73,7 +105,7 @@ TEST_F(WorkingSetPolicyTest, SkipCancelsAReadThatOverstaysItsDeadline) {
   const RequestSlot slot = Admit();
   sources_[0]->ignore_deadline = true;
   sources_[0]->Close();
-  ASSERT_TRUE(Step(slot, {0, 1}).ok());
+  ASSERT_TRUE(StepWithRead(slot, {0, 1}).ok());
   EXPECT_EQ(ws_->Stats().skipped, 2u);
   ASSERT_TRUE(ws_->Leave(slot).ok());  // waits until the stages are done with it
   EXPECT_EQ(sources_[0]->cancelled(), 1);
@@ -107,7 +139,7 @@ TEST_F(WorkingSetPolicyTest, WaitFailsAtTheDeadlineAndNamesTheRow) {
   Make();
   const RequestSlot slot = Admit();
   sources_[0]->Close();
-  const absl::Status status = Step(slot, {0, 1, 8});
+  const absl::Status status = StepWithRead(slot, {0, 1, 8});
   EXPECT_EQ(ErrorCodeOf(status), ErrorCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(status.message()), HasSubstr("slot 0, layer 0: 2 of 2 entries"));
   EXPECT_THAT(Map(slot), ElementsAre(6, 7, 8, 9));

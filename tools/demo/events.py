@@ -4,6 +4,7 @@ A worker's stdin stays open for as long as it is wanted; its end tells the worke
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +25,13 @@ def wait_until_unwanted() -> None:
 
 
 class Worker:
-    """Parent side of one worker process; stderr goes to a log file. Thread contract: one thread."""
+    """Parent side of one worker process; stderr goes to a log file. Thread contract: one thread.
 
-    def __init__(self, name: str, arguments: list[str], log: Path):
+    blas_threads: threads of numpy's matrix products, unless OPENBLAS_NUM_THREADS is set already. They
+    spin while they wait for one another, so a worker beside whom others work is given one.
+    """
+
+    def __init__(self, name: str, arguments: list[str], log: Path, blas_threads: int):
         self._name = name
         self._log = log
         with open(log, "w") as stream:
@@ -36,6 +41,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=stream,
                 text=True,
+                env={"OPENBLAS_NUM_THREADS": str(blas_threads), **os.environ},
             )
 
     def events(self, last: str):

@@ -7,90 +7,100 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
 
-_ADMISSION, _DECODE, _FULL = "#9db7d5", "#2f5d8c", "#8c8c8c"
+_MIB = 2.0**20
 _PREDICTORS = {"previous": "#c9762b", "ngram": "#2f5d8c", "oracle": "#4b9560"}
+_ADMISSION = "#ccd1d9"
+_MUTED = "#666666"
 
 
-def _groups(rows: list[dict]) -> list[tuple[str, float]]:
-    return sorted({(row["mode"], row["fetch_ratio"]) for row in rows})
+class _Clusters:
+    """One cluster of bars a (mode, cap), one bar in it a predictor."""
 
+    def __init__(self, rows: list[dict]):
+        self.rows = rows
+        self._groups = sorted({(row["mode"], row["fetch_ratio"]) for row in rows})
+        present = {row["predictor"] for row in rows}
+        self._names = [name for name in _PREDICTORS if name in present]
+        self.width = 0.84 / len(self._names)
 
-def _label(group: tuple[str, float]) -> str:
-    return f"{group[0]}\ncap {group[1]:g}"
+    def x(self, row: dict) -> float:
+        offset = self._names.index(row["predictor"]) - (len(self._names) - 1) / 2
+        return self._groups.index((row["mode"], row["fetch_ratio"])) + offset * self.width
 
-
-def _bars(axes, rows, value, label_format):
-    """One cluster of bars a (mode, cap), one bar a predictor."""
-    groups, names = _groups(rows), [n for n in _PREDICTORS if any(r["predictor"] == n for r in rows)]
-    width = 0.8 / len(names)
-    for index, name in enumerate(names):
-        for at, group in enumerate(groups):
-            found = [r for r in rows if (r["mode"], r["fetch_ratio"], r["predictor"]) == (*group, name)]
-            if not found:
-                continue
-            x = at + (index - (len(names) - 1) / 2) * width
-            height = value(found[0])
-            axes.bar(x, height, width * 0.92, color=_PREDICTORS[name], label=name if at == 0 else None)
-            axes.annotate(label_format(height), (x, max(height, 0)), (0, 2), textcoords="offset points",
-                          ha="center", fontsize=6.5, color="#444444")
-    axes.set_xticks(range(len(groups)), [_label(group) for group in groups])
-
-
-def _bytes_panel(axes, report: dict) -> None:
-    mib = 2.0**20
-    rows, names = report["rows"], list(_PREDICTORS)
-    groups = _groups(rows)
-    width = 0.8 / len(names)
-    for row in rows:
-        at = groups.index((row["mode"], row["fetch_ratio"]))
-        x = at + (names.index(row["predictor"]) - 1) * width
-        first, later = row["admission_bytes"] / mib, row["decode_bytes"] / mib
-        axes.bar(x, first, width * 0.92, color=_ADMISSION)
-        axes.bar(x, later, width * 0.92, bottom=first, color=_PREDICTORS[row["predictor"]])
-    full = report["full_kv_bytes"] / mib
-    axes.axhline(full, color=_FULL, linestyle="--", linewidth=1.2)
-    axes.text(-0.45, full, f"all of the context's KV: {full:.0f} MiB", va="bottom", fontsize=8, color="#555555")
-    axes.set_ylim(0, full * 1.14)
-    axes.set_xticks(range(len(groups)), [_label(group) for group in groups])
-    axes.set_ylabel("MiB pulled from the daemon")
-    axes.set_title("Bytes moved: admission (pale), while decoding (full colour)", fontsize=10, loc="left")
-
-
-def draw(report: dict, path: Path) -> None:
-    rows = report["rows"]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12.5, 4.8), layout="constrained")
-    _bytes_panel(left, report)
-    _bars(right, rows, lambda row: row["nll_sparse"] - report["nll_full"], lambda v: f"{v:+.2f}")
-    right.axhline(0, color=_FULL, linewidth=1)
-    costs = [row["nll_sparse"] - report["nll_full"] for row in rows]
-    right.set_ylim(min(0, min(costs)) * 1.15 - 0.005, max(0.06, max(costs) * 1.45))
-    right.set_ylabel("extra nll against full attention, nats a token")
-    right.set_title("Quality lost (bars), same most likely token (dots, right axis)", fontsize=10, loc="left")
-    match = right.twinx()
-    groups, names = _groups(rows), [n for n in _PREDICTORS if any(r["predictor"] == n for r in rows)]
-    width = 0.8 / len(names)
-    for row in rows:
-        x = groups.index((row["mode"], row["fetch_ratio"]))
-        x += (names.index(row["predictor"]) - (len(names) - 1) / 2) * width
-        match.plot(x, 100 * row["token_match"], "o", color=_PREDICTORS[row["predictor"]],
-                   markeredgecolor="white", markersize=6)
-    match.set_ylim(0, 104)
-    match.set_ylabel("% of steps with full attention's token")
-    agreement = report["topk_agreement"]
-    handles = [
-        plt.Rectangle((0, 0), 1, 1, color=color, label=f"{name}: {agreement[name]:.0%} of blocks foreseen")
-        for name, color in _PREDICTORS.items() if name in agreement
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    figure.suptitle(
-        f"OasisKV on SmolLM2-135M: {report['context_tokens']:,} tokens of context, "
-        f"{report['budget_tokens']:,} resident per KV head, {report['generated_tokens']} decoded",
-        fontsize=12,
-    )
-    for axes in (left, right):
+    def dress(self, axes, label: bool) -> None:
+        names = [f"{mode}\ncap {ratio:g}" if label else "" for mode, ratio in self._groups]
+        axes.set_xticks(range(len(names)), names)
+        axes.tick_params(axis="x", length=0)
+        axes.set_xlim(-0.55, len(names) - 0.45)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
         axes.set_axisbelow(True)
-    match.spines["top"].set_visible(False)
+
+    def bars(self, axes, value, text, bottom=None, color=None) -> None:
+        for row in self.rows:
+            height, base = value(row), bottom(row) if bottom else 0
+            axes.bar(self.x(row), height, self.width * 0.92, base,
+                     color=color or _PREDICTORS[row["predictor"]])
+            if text:
+                axes.annotate(text(row), (self.x(row), base + max(height, 0)), (0, 2),
+                              textcoords="offset points", ha="center", fontsize=6.5, color=_MUTED)
+
+
+def _bytes_panel(axes, clusters: _Clusters, report: dict) -> None:
+    full = report["full_kv_bytes"] / _MIB
+    admission = lambda row: row["admission_bytes"] / _MIB  # noqa: E731
+    decode = lambda row: row["decode_bytes"] / _MIB  # noqa: E731
+    clusters.bars(axes, admission, None, color=_ADMISSION)
+    clusters.bars(axes, decode, lambda row: f"{admission(row) + decode(row):.0f}", bottom=admission)
+    axes.axhline(full, color=_MUTED, linestyle="--", linewidth=1.2)
+    axes.annotate(f"full KV of the context: {full:.0f} MiB", (-0.5, full), (0, 3),
+                  textcoords="offset points", fontsize=9, color=_MUTED)
+    axes.set_ylim(0, full * 1.12)
+    axes.set_ylabel("MiB pulled from the daemon")
+    axes.set_title("Bytes moved: grey at admission, in colour while decoding", fontsize=10, loc="left")
+    clusters.dress(axes, label=True)
+
+
+def _cost_panel(axes, clusters: _Clusters, report: dict) -> None:
+    cost = lambda row: row["nll_sparse"] - report["nll_full"]  # noqa: E731
+    clusters.bars(axes, cost, lambda row: f"{cost(row):+.2f}")
+    costs = [cost(row) for row in clusters.rows]
+    axes.axhline(0, color=_MUTED, linewidth=1)
+    axes.set_ylim(min(0, *costs) * 1.1, max(0.06, *costs) * 1.15)
+    axes.set_ylabel("extra nll, nats a token")
+    axes.set_title("Quality lost against full attention (lower is better)", fontsize=10, loc="left")
+    clusters.dress(axes, label=False)
+
+
+def _match_panel(axes, clusters: _Clusters) -> None:
+    match = lambda row: 100 * row["token_match"]  # noqa: E731
+    clusters.bars(axes, match, lambda row: f"{match(row):.0f}")
+    axes.set_ylim(0, 112)
+    axes.set_ylabel("% of steps")
+    axes.set_title("Steps whose most likely token is full attention's", fontsize=10, loc="left")
+    clusters.dress(axes, label=True)
+
+
+def draw(report: dict, path: Path) -> None:
+    clusters = _Clusters(report["rows"])
+    figure, panels = plt.subplot_mosaic(
+        [["bytes", "cost"], ["bytes", "match"]], figsize=(13, 5.8), layout="constrained",
+        height_ratios=[3, 2],
+    )
+    _bytes_panel(panels["bytes"], clusters, report)
+    _cost_panel(panels["cost"], clusters, report)
+    _match_panel(panels["match"], clusters)
+    agreement = report["topk_agreement"]
+    handles = [
+        plt.Rectangle((0, 0), 1, 1, color=color, label=f"{name} ({agreement[name]:.0%} of blocks foreseen)")
+        for name, color in _PREDICTORS.items() if name in agreement
+    ]
+    figure.legend(handles=handles, title="predictor of the next step", loc="outside lower center", ncols=3,
+                  fontsize=9, title_fontsize=9, frameon=False)
+    figure.suptitle(
+        f"SmolLM2-135M on {report['context_tokens']:,} tokens of real text: "
+        f"{report['budget_tokens']:,} tokens resident per KV head, {report['generated_tokens']} decoded",
+        fontsize=12,
+    )
     figure.savefig(path, dpi=130)
     plt.close(figure)

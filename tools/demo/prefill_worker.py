@@ -91,7 +91,7 @@ def main() -> None:
     tokens = document_tokens(
         Tokenizer(loaded.tokenizer), load_prose(options.text), context + options.generate + 1
     )
-    cache = model.new_cache(context + options.generate + 1)
+    cache = model.new_cache(context + max(options.generate, options.free_running) + 1)
 
     client = oasiskv.Client(options.address)
     events.emit("progress", text=f"connected: {client.describe()}")
@@ -111,7 +111,11 @@ def main() -> None:
         events.emit("progress", text=f"prefill: {last} of {context} tokens computed and stored")
     queries = first_queries(model, cache, tokens[context], context)
     producer.seal(context, first_queries=queries, top_k=options.top_k)
-    events.emit("progress", text="sealed, with the first step's top-K")
+    events.emit(
+        "progress",
+        text=f"sealed, with the first step's top-K; {prefill_seconds:.1f} s of computing, "
+        f"{store_seconds:.1f} s of storing",
+    )
 
     crc_file = options.handshake.with_name("crc.npz")
     keys, values = cache.keys[:, :, :context], cache.values[:, :, :context]

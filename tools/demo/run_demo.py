@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-# Before numpy is loaded, here and in the workers: the two cores of a small machine.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", str(min(2, os.cpu_count() or 1)))
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
@@ -103,6 +101,7 @@ def run(options: argparse.Namespace) -> int:
                     *(["--text", str(options.text)] if options.text else []),
                 ],
                 output / "prefill.log",
+                blas_threads=min(2, os.cpu_count() or 1),
             )
             workers.append(prefill)
             for event in prefill.events("ready"):
@@ -117,6 +116,7 @@ def run(options: argparse.Namespace) -> int:
                     "--fabric", options.fabric,
                 ],
                 output / "decode.log",
+                blas_threads=1,  # the working set's own threads want the other core
             )
             workers.append(decode)
             rows, text = [], {}

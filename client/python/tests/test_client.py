@@ -133,9 +133,12 @@ class ClientTest(unittest.TestCase):
                     reader.fetch(block, layer, 0)
         with self.assertRaises(oasiskv.NotSealed):
             self.client.attach("open", IDENTITY, GEOMETRY, wait_for_seal=0.05)
-        producer.close()  # aborts
+        producer.close()  # aborts, in the background
+        deadline = time.monotonic() + 20
         with self.assertRaises(oasiskv.NotFound):
-            self.client.attach("open", IDENTITY, GEOMETRY)
+            while time.monotonic() < deadline:
+                self.client.attach("open", IDENTITY, GEOMETRY).close()
+                time.sleep(0.01)
 
     def test_disagreement_names_the_field(self):
         put(self.client, "shape", 8)
@@ -208,6 +211,64 @@ class ClientTest(unittest.TestCase):
             ws.leave(slot)
         source.close()
         reader.close()
+
+    def test_combine_and_bound_weight_choose_the_blocks(self):
+        """Block 0 spreads over +-10, block 1 is 1 everywhere, block 2 is -1 everywhere."""
+        keys = np.ones((48, 4, 16), np.float16)
+        keys[:16:2], keys[1:16:2], keys[32:] = 10, -10, -1
+        queries = np.ones((GEOMETRY.layers, 8, 16), np.float32)
+        queries[:, 1::2] = -0.25  # the second head of each group likes block 2, and has less to say
+        max_, normalized = oasiskv.Combine.MAX, oasiskv.Combine.NORMALIZED_MAX
+        cases = {  # (combine, bound weight): the two best blocks
+            (max_, None): {0, 1},
+            (max_, 1.0): {0, 1},
+            (max_, 0.0): {1, 2},
+            (normalized, 0.0): {1, 2},
+            (max_, 0.05): {1, 0},
+            (normalized, 0.05): {1, 2},
+        }
+        for (combine, weight), best in cases.items():
+            options = {"combine": combine, **({} if weight is None else {"bound_weight": weight})}
+            name = f"choose-{combine}-{weight}"
+            with self.client.open(name, IDENTITY, GEOMETRY, blocks=3) as producer:
+                for layer in range(GEOMETRY.layers):
+                    producer.write_tokens(layer, 0, keys, keys)
+                producer.seal(48, first_queries=queries, top_k=2, **options)
+            with self.client.attach(name, IDENTITY, GEOMETRY) as reader:
+                self.assertEqual({frozenset(top.tolist()) for top in reader.first_topk.reshape(-1, 2)}, {frozenset(best)})
+                with oasiskv.Source(reader) as source, oasiskv.WorkingSet(
+                        GEOMETRY, 8, resident_blocks=2, mode=oasiskv.Mode.EXACT, **options) as ws:
+                    slot = ws.admit(source)
+                    ws.wait(0, slot)
+                    ws.append(0, slot, keys[:1], keys[:1])
+                    ws.resolve(0, slot, queries[:1])
+                    self.assertEqual(set(ws.view(0, slot).map.ravel().tolist()), best)
+                    ws.attention_done(0, slot)
+                    ws.leave(slot)
+
+    def test_a_bound_weight_outside_0_to_1_is_refused(self):
+        for weight in (-0.1, 1.1, float("nan")):
+            with self.assertRaisesRegex(ValueError, "bound_weight"):
+                oasiskv.WorkingSet(GEOMETRY, 8, bound_weight=weight)
+            with self.client.open(f"weight{weight}", IDENTITY, GEOMETRY, blocks=1) as producer:
+                with self.assertRaisesRegex(ValueError, "bound_weight"):
+                    producer.seal(0, bound_weight=weight)
+
+
+class Crc32cTest(unittest.TestCase):
+    def test_known_value_of_any_buffer(self):
+        data = b"123456789"
+        frozen = np.frombuffer(data, dtype=np.uint8)
+        self.assertFalse(frozen.flags.writeable)
+        for buffer in (data, bytearray(data), memoryview(data), frozen, frozen.copy()):
+            self.assertEqual(oasiskv.crc32c(buffer), 0xE3069283)
+        self.assertEqual(oasiskv.crc32c(data[4:], oasiskv.crc32c(data[:4])), 0xE3069283)
+
+    def test_halves_and_nothing(self):
+        halves = np.arange(6, dtype=np.float16).reshape(2, 3)
+        self.assertEqual(oasiskv.crc32c(halves), oasiskv.crc32c(halves.tobytes()))
+        self.assertEqual(oasiskv.crc32c(b"", 7), 7)
+        self.assertEqual(oasiskv.crc32c(np.empty((0, 4))), 0)
 
 
 class ShmClientTest(ClientTest):

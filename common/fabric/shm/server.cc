@@ -45,7 +45,7 @@ absl::Status CheckMemory(const ExportedMemory& memory) {
         ErrorCode::kInvalidArgument,
         absl::StrFormat(
             "the pool has %d arenas and the shm fabric can pass %d; make them fewer with a larger "
-            "--arena_size",
+            "--arena_bytes",
             memory.arenas.size(), kMaxArenas));
   }
   for (size_t i = 0; i < memory.arenas.size(); ++i) {
@@ -282,7 +282,9 @@ bool Server::SendWelcome(Peer& peer) {
   peer.state = PeerState::kServed;
   ++connections_;
   ++connections_total_;
+  if (peer.access == Access::kWrite) authority_.ConnectionOpened(peer.id);
   if (SendMessage(peer.socket.get(), message, descriptors)) return true;
+  if (peer.access == Access::kWrite) authority_.ConnectionClosed(peer.id);
   peer.state = PeerState::kGreeting;
   --connections_;
   --connections_total_;

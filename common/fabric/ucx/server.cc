@@ -429,7 +429,7 @@ void Server::OnWrite(Peer& peer, const Arrival& arrival) {
   }
   std::vector<RemoteRange> ranges;
   uint64_t bytes = 0;
-  if (request.ranges <= kMaxWriteRanges &&
+  if (request.ranges > 0 && request.ranges <= kMaxWriteRanges &&
       arrival.header.size() == sizeof(request) + uint64_t{request.ranges} * sizeof(RemoteRange)) {
     ranges.resize(request.ranges);
     std::memcpy(ranges.data(), arrival.header.data() + sizeof(request),

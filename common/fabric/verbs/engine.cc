@@ -135,6 +135,7 @@ absl::Status Engine::Start(const ServerHello& hello) {
     path.peer = hello.port;
     path.peer_pair = hello.queue_pairs[i];
     path.max_rd_atomic = hello.max_rd_atomic;
+    path.peer_patience = options_.peer_patience;
     // For the daemon's empty writes, by which it learns that we are there; no memory of ours is
     // registered for a peer.
     path.remote_access = IBV_ACCESS_REMOTE_WRITE;

@@ -14,11 +14,16 @@
 namespace oasiskv::fabric::verbs {
 namespace {
 
-// 4.096 us x 2^14 = 67 ms until a packet is sent again, six times: a dead peer is known after about
-// half a second (devices may round up). Seven would mean "for ever" to some devices.
-constexpr uint8_t kTimeout = 14;
+// Seven would mean "for ever" to some devices.
 constexpr uint8_t kRetries = 6;
 constexpr uint8_t kHopLimit = 64;
+
+// The device's unit: it waits 4.096 us x 2^n for an acknowledgement, then sends again.
+uint8_t TimeoutFor(Duration patience) {
+  uint8_t n = 1;
+  while (n < 31 && Duration(kRetries * (int64_t{4096} << n)) < patience) ++n;
+  return n;
+}
 
 absl::Status Modify(ibv_qp* pair, ibv_qp_attr& attributes, int mask, absl::string_view to) {
   const int error = ::ibv_modify_qp(pair, &attributes, mask);
@@ -81,7 +86,7 @@ absl::Status ConnectQueuePair(ibv_qp* pair, const QueuePairPath& path) {
 
   to = {};
   to.qp_state = IBV_QPS_RTS;
-  to.timeout = kTimeout;
+  to.timeout = TimeoutFor(path.peer_patience);
   to.retry_cnt = kRetries;
   to.rnr_retry = kRetries;
   to.sq_psn = path.own_psn;

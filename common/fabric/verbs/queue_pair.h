@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "common/fabric/verbs/handles.h"
 #include "common/fabric/verbs/hello.h"
 #include "common/fabric/verbs/port.h"
@@ -21,6 +22,7 @@ struct QueuePairPath {
   PortAddress peer;
   QueuePairAddress peer_pair;
   uint32_t max_rd_atomic = 1;
+  Duration peer_patience = std::chrono::milliseconds(500);  // until a silent peer counts as gone
   unsigned remote_access = 0;  // IBV_ACCESS_REMOTE_*: what the peer may do on this queue pair
 };
 // Takes a new queue pair until it can send. PEER_LOST when the network does not resolve the peer's

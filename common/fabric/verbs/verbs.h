@@ -84,6 +84,9 @@ struct VerbsConnectOptions {
   // flight before it takes the queue pairs down that carry it. A batch's deadline is never exceeded
   // by more than a tenth of its time for this.
   Duration drain_patience = std::chrono::milliseconds(200);
+  // A request that is not acknowledged for so long, with six repetitions, makes the connection
+  // lost. Devices round up.
+  Duration peer_patience = std::chrono::milliseconds(500);
   Duration keepalive =
       std::chrono::seconds(2);  // an idle connection looks so often whether the daemon is there
 };

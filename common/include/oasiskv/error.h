@@ -1,4 +1,5 @@
-// The project's own error codes, carried by absl::Status as a payload and by the proto as oasiskv.v1.ErrorCode.
+// The project's own error codes, carried by absl::Status as a payload and by the proto as
+// oasiskv.v1.ErrorCode.
 #pragma once
 
 #include <string>
@@ -9,7 +10,8 @@
 
 namespace oasiskv {
 
-// Values equal those of oasiskv.v1.ErrorCode, whose comments say when each happens and what the caller does next.
+// Values equal those of oasiskv.v1.ErrorCode, whose comments say when each happens and what the
+// caller does next.
 enum class ErrorCode : int {
   kUnspecified = 0,
   // Give up: the call itself is wrong.
@@ -46,11 +48,12 @@ OASISKV_EXPORT absl::string_view ErrorCodeName(ErrorCode code);
 // The canonical status code that goes with `code` (kCapacity -> kResourceExhausted, ...).
 OASISKV_EXPORT absl::StatusCode CanonicalCode(ErrorCode code);
 
-// A status of CanonicalCode(code) with `code` as its payload. The message begins with the code's name.
+// A status of CanonicalCode(code) with `code` as its payload. The message begins with the code's
+// name.
 OASISKV_EXPORT absl::Status MakeError(ErrorCode code, absl::string_view message);
 
-// The payload's code; kUnspecified for an OK status; for a status without a payload the nearest code of its
-// canonical one (so that an error of a library is never taken for success).
+// The payload's code; kUnspecified for an OK status; for a status without a payload the nearest
+// code of its canonical one (so that an error of a library is never taken for success).
 OASISKV_EXPORT ErrorCode ErrorCodeOf(const absl::Status& status);
 
 // `status` with "context: " put before its message; code and payload stay.

@@ -13,8 +13,9 @@ namespace oasiskv {
 
 // Values equal those of oasiskv.v1.ElementType.
 enum class ElementType : uint8_t { kUnspecified = 0, kFloat16 = 1, kBFloat16 = 2, kFloat32 = 3 };
-// Values equal those of oasiskv.v1.Packing. kKeyThenValue: an entry is block_tokens keys, then block_tokens values.
-// kLatent (MLA): an entry is block_tokens latent vectors, which serve as key and as value; there is one head.
+// Values equal those of oasiskv.v1.Packing. kKeyThenValue: an entry is block_tokens keys, then
+// block_tokens values. kLatent (MLA): an entry is block_tokens latent vectors, which serve as key
+// and as value; there is one head.
 enum class Packing : uint8_t { kUnspecified = 0, kKeyThenValue = 1, kLatent = 2 };
 
 OASISKV_EXPORT uint32_t ElementBytes(ElementType type);
@@ -24,26 +25,32 @@ OASISKV_EXPORT absl::string_view PackingName(Packing packing);
 // Thread contract: a plain value.
 //
 // One frame holds one block: entries [layer][head], then summaries [layer][head]. An entry is
-// K[block_tokens][head_dim] then V[block_tokens][head_dim] (or one latent array); a summary is min[head_dim] then
-// max[head_dim] of the entry's keys (latents), in the element type. All offsets are in bytes from the frame's start
-// and are computed, never listed.
+// K[block_tokens][head_dim] then V[block_tokens][head_dim] (or one latent array); a summary is
+// min[head_dim] then max[head_dim] of the entry's keys (latents), in the element type. All offsets
+// are in bytes from the frame's start and are computed, never listed.
 struct OASISKV_EXPORT Geometry {
   uint32_t layers = 0;
-  uint32_t kv_heads = 0;        // of this shard; 1 for kLatent
-  uint32_t head_dim = 0;        // elements of one key (one latent vector for kLatent)
+  uint32_t kv_heads = 0;  // of this shard; 1 for kLatent
+  uint32_t head_dim = 0;  // elements of one key (one latent vector for kLatent)
   uint32_t block_tokens = 16;
   ElementType element_type = ElementType::kUnspecified;
   Packing packing = Packing::kKeyThenValue;
   uint32_t first_head = 0;      // the model's number of this shard's head 0
   uint32_t total_kv_heads = 0;  // of the model, over all shards
 
-  // INVALID_ARGUMENT naming the field, its value and the range; also when a frame would exceed kMaxFrameBytes.
+  // INVALID_ARGUMENT naming the field, its value and the range; also when a frame would exceed
+  // kMaxFrameBytes.
   absl::Status Validate() const;
-  // GEOMETRY_MISMATCH naming the first field that differs and both values, *this being what the sequence has.
+  // GEOMETRY_MISMATCH naming the first field that differs and both values, *this being what the
+  // sequence has.
   absl::Status CheckSame(const Geometry& asked) const;
 
-  uint32_t key_bytes() const { return head_dim * ElementBytes(element_type); }  // one token, one head
-  uint32_t half_entry_bytes() const { return block_tokens * key_bytes(); }      // all K (or V) of an entry
+  uint32_t key_bytes() const {
+    return head_dim * ElementBytes(element_type);
+  }  // one token, one head
+  uint32_t half_entry_bytes() const {
+    return block_tokens * key_bytes();
+  }  // all K (or V) of an entry
   uint32_t entry_bytes() const {
     return packing == Packing::kLatent ? half_entry_bytes() : 2 * half_entry_bytes();
   }
@@ -58,7 +65,9 @@ struct OASISKV_EXPORT Geometry {
     return summaries_offset() + (layer.value() * kv_heads + head.value()) * summary_bytes();
   }
   // The bytes of a frame that mean something; frame_stride() is what the pool allocates.
-  uint32_t frame_bytes() const { return layers * (layer_entries_bytes() + layer_summaries_bytes()); }
+  uint32_t frame_bytes() const {
+    return layers * (layer_entries_bytes() + layer_summaries_bytes());
+  }
   uint64_t frame_stride() const;
   // Blocks that `tokens` tokens fill or begin.
   uint32_t BlocksFor(uint64_t tokens) const {

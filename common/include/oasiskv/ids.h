@@ -1,4 +1,5 @@
-// Strong types for every number that crosses an interface: a host slot cannot be passed where a block is meant.
+// Strong types for every number that crosses an interface: a host slot cannot be passed where a
+// block is meant.
 #pragma once
 
 #include <compare>
@@ -35,9 +36,11 @@ class Id {
 
 // A sequence of one daemon; unique while the daemon lives. Zero is never given out.
 using SequenceId = Id<struct SequenceIdTag, uint64_t>;
-// A grant of one daemon; unique over restarts (its high half is drawn at start). Zero is never given out.
+// A grant of one daemon; unique over restarts (its high half is drawn at start). Zero is never
+// given out.
 using GrantId = Id<struct GrantIdTag, uint64_t>;
-// What the grant word holds while the grant is valid; never reused by one daemon. Zero is never given out.
+// What the grant word holds while the grant is valid; never reused by one daemon. Zero is never
+// given out.
 using Epoch = Id<struct EpochTag, uint64_t>;
 // One client's data connection to one daemon (an unguessable token).
 using ConnectionId = Id<struct ConnectionIdTag, uint64_t>;
@@ -54,7 +57,8 @@ using HeadIndex = Id<struct HeadIndexTag, uint32_t>;
 // A request slot of a WorkingSet, counted from 0.
 using RequestSlot = Id<struct RequestSlotTag, uint32_t>;
 
-// Where a frame starts: an arena and the offset in it, bytes. Packs into 64 bits for the wire (16 + 48).
+// Where a frame starts: an arena and the offset in it, bytes. Packs into 64 bits for the wire (16 +
+// 48).
 struct FrameAddress {
   ArenaId arena;
   uint64_t offset = 0;

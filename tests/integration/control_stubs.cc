@@ -1,0 +1,165 @@
+#include "tests/integration/control_stubs.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
+
+#include "absl/strings/numbers.h"
+#include "common/address.h"
+
+namespace oasiskv::testing {
+
+std::ostream& operator<<(std::ostream& os, const Outcome& outcome) {
+  return os << "[" << outcome.status.error_code() << " " << ErrorCodeName(outcome.code) << " "
+            << outcome.status.error_message() << "]";
+}
+
+Outcome ToOutcome(const grpc::Status& status, const grpc::ClientContext& context) {
+  Outcome out;
+  out.status = status;
+  const auto& trailers = context.GetServerTrailingMetadata();
+  if (const auto it = trailers.find("oasiskv-error-code"); it != trailers.end()) {
+    int code = 0;
+    if (absl::SimpleAtoi(absl::string_view(it->second.data(), it->second.size()), &code)) {
+      out.code = static_cast<ErrorCode>(code);
+    }
+  }
+  return out;
+}
+
+ControlStubs::ControlStubs(const std::string& control_address) {
+  grpc::ChannelArguments arguments;
+  // Every object has a connection of its own; gRPC would share one between equal channels.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  channel = grpc::CreateCustomChannel(GrpcTarget(*ParseAddress(control_address, 0)),
+                                      grpc::InsecureChannelCredentials(), arguments);
+  kv = v1::KvMemory::NewStub(channel);
+  admin = v1::Admin::NewStub(channel);
+  health = grpc::health::v1::Health::NewStub(channel);
+}
+
+Outcome ControlStubs::Extend(const v1::Grant& writer, uint32_t blocks,
+                             v1::ExtendResponse* response) {
+  v1::ExtendRequest request;
+  request.set_grant_id(writer.id());
+  request.set_epoch(writer.epoch());
+  request.set_blocks(blocks);
+  return Call(*kv, &v1::KvMemory::Stub::Extend, request, response);
+}
+
+Outcome ControlStubs::Commit(const v1::Grant& writer, uint32_t layers, uint32_t blocks) {
+  v1::CommitRequest request;
+  request.set_grant_id(writer.id());
+  request.set_epoch(writer.epoch());
+  request.add_ranges()->set_layer_count(layers);
+  request.mutable_ranges(0)->set_block_count(blocks);
+  v1::CommitResponse response;
+  return Call(*kv, &v1::KvMemory::Stub::Commit, request, &response);
+}
+
+Outcome ControlStubs::Seal(const v1::Grant& writer, uint64_t tokens) {
+  v1::SealRequest request;
+  request.set_grant_id(writer.id());
+  request.set_epoch(writer.epoch());
+  request.set_token_count(tokens);
+  v1::SealResponse response;
+  return Call(*kv, &v1::KvMemory::Stub::Seal, request, &response);
+}
+
+Outcome ControlStubs::Renew(const v1::Grant& grant, v1::RenewResponse* response) {
+  v1::RenewRequest request;
+  request.add_grants()->set_grant_id(grant.id());
+  request.mutable_grants(0)->set_epoch(grant.epoch());
+  return Call(*kv, &v1::KvMemory::Stub::Renew, request, response);
+}
+
+Outcome ControlStubs::Release(const v1::Grant& grant) {
+  v1::ReleaseRequest request;
+  request.add_grants()->set_grant_id(grant.id());
+  request.mutable_grants(0)->set_epoch(grant.epoch());
+  v1::ReleaseResponse response;
+  return Call(*kv, &v1::KvMemory::Stub::Release, request, &response);
+}
+
+Outcome ControlStubs::ReleaseSequence(const std::string& name) {
+  v1::ReleaseRequest request;
+  request.add_sequences(name);
+  *request.mutable_identity() = TestIdentity();
+  v1::ReleaseResponse response;
+  return Call(*kv, &v1::KvMemory::Stub::Release, request, &response);
+}
+
+Outcome ControlStubs::Abort(const std::string& name) {
+  v1::AbortRequest request;
+  request.set_name(name);
+  *request.mutable_identity() = TestIdentity();
+  v1::AbortResponse response;
+  return Call(*kv, &v1::KvMemory::Stub::Abort, request, &response);
+}
+
+Outcome ControlStubs::Drain(bool enable) {
+  v1::DrainRequest request;
+  request.set_enable(enable);
+  v1::DrainResponse response;
+  return Call(*admin, &v1::Admin::Stub::Drain, request, &response);
+}
+
+v1::GetCapacityResponse ControlStubs::Capacity() {
+  v1::GetCapacityResponse response;
+  Call(*admin, &v1::Admin::Stub::GetCapacity, v1::GetCapacityRequest(), &response);
+  return response;
+}
+
+grpc::health::v1::HealthCheckResponse::ServingStatus ControlStubs::Health(
+    const std::string& service) {
+  grpc::health::v1::HealthCheckRequest request;
+  request.set_service(service);
+  grpc::health::v1::HealthCheckResponse response;
+  Call(*health, &grpc::health::v1::Health::Stub::Check, request, &response);
+  return response.status();
+}
+
+Outcome ControlStubs::MakeSealed(const std::string& name, uint32_t blocks) {
+  v1::OpenResponse open;
+  if (Outcome outcome = Open(OpenOf(name, blocks), &open); !outcome.ok()) return outcome;
+  if (Outcome outcome = Commit(open.grant(), 2, blocks); !outcome.ok()) return outcome;
+  return Seal(open.grant(), uint64_t{16} * blocks);
+}
+
+v1::Geometry SmallGeometry() {
+  v1::Geometry out;
+  out.set_layers(2);
+  out.set_kv_heads(2);
+  out.set_head_dim(64);
+  out.set_block_tokens(16);
+  out.set_element_type(v1::ELEMENT_TYPE_BFLOAT16);
+  out.set_packing(v1::PACKING_KEY_THEN_VALUE);
+  out.set_total_kv_heads(2);
+  return out;
+}
+
+v1::Identity TestIdentity() {
+  v1::Identity out;
+  out.set_model("test/model");
+  out.set_revision("r1");
+  out.set_tenant("tenant");
+  return out;
+}
+
+v1::OpenRequest OpenOf(const std::string& name, uint32_t blocks) {
+  v1::OpenRequest out;
+  out.set_name(name);
+  *out.mutable_identity() = TestIdentity();
+  *out.mutable_geometry() = SmallGeometry();
+  out.set_blocks(blocks);
+  return out;
+}
+
+v1::AttachRequest AttachOf(const std::string& name) {
+  v1::AttachRequest out;
+  out.set_name(name);
+  *out.mutable_identity() = TestIdentity();
+  *out.mutable_geometry() = SmallGeometry();
+  return out;
+}
+
+}  // namespace oasiskv::testing
