@@ -114,7 +114,7 @@ class VerbsTest : public ::testing::Test {
     options.access = access;
     // The devices are emulated: what takes microseconds elsewhere takes a tenth of a second.
     options.drain_patience = std::chrono::seconds(5);
-    options.peer_patience = std::chrono::seconds(6);
+    options.peer_patience = std::chrono::seconds(3);
     return options;
   }
   std::unique_ptr<Connection> Connect(const VerbsConnectOptions& options,
