@@ -186,16 +186,22 @@ void VerbsConnection::Hand(const std::shared_ptr<Batch>& batch, std::span<const 
   const ServerHello& server = engine_->server();
   RunIterator<Piece> runs(*batch->grant, pieces, FrameSpan::kAcrossFrames);
   Run<Piece> run;
+  const RemoteMemory* const arenas = server.arenas.data();
   size_t left = pieces.size();
   do {
-    std::vector<Stretch> parcel;
-    parcel.reserve(std::min(left, kParcelStretches));
-    while (parcel.size() < kParcelStretches && runs.Next(run)) {
-      const RemoteMemory& arena = server.arenas[run.address.arena.value()];
-      parcel.push_back({arena.address + run.address.offset, run.bytes,
-                        const_cast<std::byte*>(run.local), arena.key});
+    std::vector<Stretch> parcel(std::min(left, kParcelStretches));
+    size_t count = 0;
+    for (Stretch& stretch : parcel) {
+      if (!runs.Next(run)) break;
+      const RemoteMemory& arena = arenas[run.address.arena.value()];
+      stretch.remote = arena.address + run.address.offset;
+      stretch.bytes = run.bytes;
+      stretch.local = const_cast<std::byte*>(run.local);
+      stretch.key = arena.key;
       left -= run.pieces;
+      ++count;
     }
+    parcel.resize(count);
     if (!engine_->AddParcel(batch, std::move(parcel), left == 0)) return;
   } while (left > 0);
 }

@@ -87,6 +87,11 @@ absl::Status Engine::OpenQueues() {
 
   MutexLock lock(mutex_);
   bounce_.emplace(std::move(bounce));
+  for (uint32_t i = 0; i < kChunkRequests; ++i) {
+    list_[i].next = i + 1 < kChunkRequests ? &list_[i + 1] : nullptr;
+    list_[i].sg_list = &pieces_[i];
+    list_[i].num_sge = 1;
+  }
   chunks_.resize(places);
   for (uint32_t i = places; i-- > 0;) free_chunks_.push_back(i);
   for (uint32_t i = 0; i < options_.queue_pairs; ++i) {

@@ -117,6 +117,8 @@ class Engine {
   bool PostChunk(const std::shared_ptr<Batch>& batch, uint32_t pair, uint32_t room)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Post(Chunk& chunk, ibv_wr_opcode opcode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FillPlain(Batch& batch, Chunk& chunk, uint32_t most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LeaveFinishedParcel(Batch& batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool NextRequest(Batch& batch, Chunk& chunk, uint64_t& bounced)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PostWordReads() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -172,6 +174,8 @@ class Engine {
 
   Mutex mutex_;
   CondVar gate_changed_;
+  std::array<ibv_send_wr, kChunkRequests> list_ ABSL_GUARDED_BY(mutex_){};
+  std::array<ibv_sge, kChunkRequests> pieces_ ABSL_GUARDED_BY(mutex_){};
   std::optional<BouncePool> bounce_ ABSL_GUARDED_BY(mutex_);
   RegionTable regions_ ABSL_GUARDED_BY(mutex_);
   std::vector<Pair> pairs_ ABSL_GUARDED_BY(mutex_);

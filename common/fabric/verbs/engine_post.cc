@@ -83,6 +83,45 @@ void Engine::GiveChunk(Chunk& chunk) {
   free_chunks_.push_back(static_cast<uint32_t>(&chunk - chunks_.data()));
 }
 
+// The plain case, done tightly since it is what a fetch of many entries consists of: whole
+// stretches of the first parcel whose buffers lie in one registered region.
+void Engine::FillPlain(Batch& batch, Chunk& chunk, uint32_t most) {
+  if (batch.parcels.empty() || batch.region == nullptr || batch.next_offset != 0) return;
+  const Region& region = *batch.region;
+  const uint32_t key = region.key->lkey;
+  std::vector<Stretch>& parcel = batch.parcels.front();
+  const Stretch* const first = parcel.data() + batch.next;
+  const Stretch* const end = first + std::min<size_t>(parcel.size() - batch.next, most);
+  uint64_t room = options_.window_bytes - std::min(options_.window_bytes, bytes_in_flight_);
+  Request* request = chunk.requests.data();
+  const Stretch* stretch = first;
+  for (; stretch != end; ++stretch, ++request) {
+    if (stretch->bytes > std::min(kMaxRequestBytes, room) ||
+        !region.Holds(stretch->local, stretch->bytes)) {
+      break;
+    }
+    room -= stretch->bytes;
+    chunk.bytes += stretch->bytes;
+    request->stretch = *stretch;
+    request->bounce = nullptr;
+    request->local_key = key;
+  }
+  if (stretch == first) return;
+  chunk.count = static_cast<uint32_t>(stretch - first);
+  chunk.direct = true;
+  chunk.regions.push_back(batch.region);
+  batch.next += chunk.count;
+  LeaveFinishedParcel(batch);
+}
+
+void Engine::LeaveFinishedParcel(Batch& batch) {
+  if (batch.next < batch.parcels.front().size()) return;
+  batch.next = 0;
+  batch.parcels.pop_front();
+  batch.changed.NotifyAll();  // room for a parcel
+}
+
+// Any case: long stretches are cut, buffers that are not registered go through an area of our own.
 bool Engine::NextRequest(Batch& batch, Chunk& chunk, uint64_t& bounced) {
   if (batch.parcels.empty()) return false;
   std::vector<Stretch>& parcel = batch.parcels.front();
@@ -120,10 +159,8 @@ bool Engine::NextRequest(Batch& batch, Chunk& chunk, uint64_t& bounced) {
   batch.next_offset += bytes;
   if (batch.next_offset < stretch.bytes) return true;
   batch.next_offset = 0;
-  if (++batch.next < parcel.size()) return true;
-  batch.next = 0;
-  batch.parcels.pop_front();
-  batch.changed.NotifyAll();  // room for a parcel
+  ++batch.next;
+  LeaveFinishedParcel(batch);
   return true;
 }
 
@@ -132,6 +169,7 @@ bool Engine::PostChunk(const std::shared_ptr<Batch>& batch, uint32_t pair, uint3
   if (chunk == nullptr) return false;
   const uint32_t most = std::min(kChunkRequests, room);
   uint64_t bounced = 0;
+  FillPlain(*batch, *chunk, most);
   while (chunk->count < most && NextRequest(*batch, *chunk, bounced)) {
   }
   if (chunk->count == 0) {
@@ -156,30 +194,30 @@ bool Engine::PostChunk(const std::shared_ptr<Batch>& batch, uint32_t pair, uint3
 // Hands a chunk over as one list, which rings the device once. False, with the connection lost,
 // when the device refuses.
 bool Engine::Post(Chunk& chunk, ibv_wr_opcode opcode) {
-  std::array<ibv_send_wr, kChunkRequests> list;
-  std::array<ibv_sge, kChunkRequests> pieces;
-  const auto place = static_cast<uint64_t>(&chunk - chunks_.data());
+  const uint64_t id =
+      (uint64_t{chunk.generation} << 32) | (static_cast<uint64_t>(&chunk - chunks_.data()) << 8);
+  // What is the same in every list was filled in when the engine was made.
   for (uint32_t i = 0; i < chunk.count; ++i) {
     const Request& request = chunk.requests[i];
     std::byte* const local = request.bounce != nullptr ? request.bounce : request.stretch.local;
-    pieces[i] = {reinterpret_cast<uint64_t>(local), static_cast<uint32_t>(request.stretch.bytes),
-                 request.local_key};
-    ibv_send_wr& work = list[i];
-    work = {};
-    work.wr_id = (uint64_t{chunk.generation} << 32) | (place << 8) | i;
-    work.next = i + 1 < chunk.count ? &list[i + 1] : nullptr;
-    work.sg_list = &pieces[i];
-    work.num_sge = 1;
+    pieces_[i] = {reinterpret_cast<uint64_t>(local), static_cast<uint32_t>(request.stretch.bytes),
+                  request.local_key};
+    ibv_send_wr& work = list_[i];
+    work.wr_id = id | i;
     work.opcode = opcode;
-    work.send_flags = i + 1 < chunk.count ? 0 : unsigned{IBV_SEND_SIGNALED};
     work.wr.rdma.remote_addr = request.stretch.remote;
     work.wr.rdma.rkey = request.stretch.key;
   }
+  ibv_send_wr& last = list_[chunk.count - 1];
+  ibv_send_wr* const after = std::exchange(last.next, nullptr);
+  last.send_flags = IBV_SEND_SIGNALED;
   Pair& pair = pairs_[chunk.pair];
   pair.outstanding += chunk.count;
   outstanding_ += chunk.count;
   ibv_send_wr* refused = nullptr;
-  const int error = ::ibv_post_send(pair.handle.get(), list.data(), &refused);
+  const int error = ::ibv_post_send(pair.handle.get(), list_.data(), &refused);
+  last.next = after;
+  last.send_flags = 0;
   if (error == 0) return true;
   // The part that was taken comes back flushed, or is given up with the queue pair: see SweepPairs.
   Lose(MakeError(ErrorCode::kInternal, absl::StrCat("the RDMA device '", port_.device,
