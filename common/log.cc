@@ -22,9 +22,13 @@ LogLevel GetLogLevel() { return static_cast<LogLevel>(g_level.load(std::memory_o
 void Log(LogLevel level, absl::string_view component, absl::string_view text) {
   if (static_cast<int>(level) < g_level.load(std::memory_order_relaxed)) return;
   static constexpr char kLetters[] = "DIWE";
-  const std::string line = absl::StrFormat(
+  std::string line = absl::StrFormat(
       "%c %s %s: %s\n", kLetters[static_cast<int>(level)],
       absl::FormatTime("%Y-%m-%dT%H:%M:%E3S", absl::Now(), absl::LocalTimeZone()), component, text);
+  // Names in it are others' choice: none of them may begin a line of its own.
+  for (size_t i = 0; i + 1 < line.size(); ++i) {
+    if (static_cast<unsigned char>(line[i]) < ' ' || line[i] == '\x7f') line[i] = '?';
+  }
   // A log line that cannot be written has nowhere to be reported.
   [[maybe_unused]] ssize_t ignored = ::write(STDERR_FILENO, line.data(), line.size());
 }

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "client/c_api/guard.h"
 #include "oasiskv/geometry.h"
+#include "oasiskv/selection.h"
 
 namespace oasiskv::c_api {
 
@@ -20,6 +21,12 @@ inline std::chrono::nanoseconds Milliseconds(uint64_t ms) {
   constexpr uint64_t kMost =
       uint64_t{365} * 24 * 3600 * 1000;  // keeps the product far from an overflow
   return std::chrono::milliseconds(std::min(ms, kMost));
+}
+
+// Of 0 (a field that was not set) the default, of a negative number 0.
+inline double ToBoundWeight(double weight) {
+  if (weight == 0) return kDefaultBoundWeight;
+  return weight < 0 ? 0.0 : weight;
 }
 
 // An enum that arrives as a number: INVALID_ARGUMENT naming the field unless it is at most `last`.

@@ -78,7 +78,9 @@ int oasiskv_producer_seal(oasiskv_producer* producer, const oasiskv_seal_spec* s
     s.token_count = in.token_count;
     s.first_queries = in.first_queries;
     s.query_heads = in.query_heads;
-    OASISKV_ASSIGN_OR_RETURN(s.combine, ToEnum(in.combine, GroupCombine::kSum, "spec.combine"));
+    OASISKV_ASSIGN_OR_RETURN(s.combine,
+                             ToEnum(in.combine, GroupCombine::kNormalizedMax, "spec.combine"));
+    s.bound_weight = ToBoundWeight(in.bound_weight);
     if (in.top_k != 0) s.top_k = in.top_k;
     if (in.blob == nullptr && in.blob_size != 0) return NullArgument("spec.blob");
     if (in.blob_size != 0) s.blob.assign(static_cast<const char*>(in.blob), in.blob_size);

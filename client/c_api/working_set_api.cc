@@ -68,7 +68,9 @@ int oasiskv_working_set_create(const oasiskv_working_set_options* options,
     if (in.resident_blocks != 0) o.resident_blocks = in.resident_blocks;
     if (in.fetch_ratio != 0) o.fetch_ratio = std::max(in.fetch_ratio, 0.0);
     OASISKV_ASSIGN_OR_RETURN(o.mode, ToEnum(in.mode, SelectionMode::kExact, "options.mode"));
-    OASISKV_ASSIGN_OR_RETURN(o.combine, ToEnum(in.combine, GroupCombine::kSum, "options.combine"));
+    OASISKV_ASSIGN_OR_RETURN(o.combine,
+                             ToEnum(in.combine, GroupCombine::kNormalizedMax, "options.combine"));
+    o.bound_weight = ToBoundWeight(in.bound_weight);
     OASISKV_ASSIGN_OR_RETURN(o.late, ToEnum(in.late, LatePolicy::kSkip, "options.late"));
     OASISKV_ASSIGN_OR_RETURN(o.loss, ToEnum(in.loss, LossPolicy::kDegrade, "options.loss"));
     if (in.late_deadline_ms != 0) o.late_deadline = Milliseconds(in.late_deadline_ms);

@@ -33,6 +33,12 @@ absl::Status Producer::Impl::CheckSeal(const SealSpec& spec) const {
     if (spec.top_k == 0) {
       return MakeError(ErrorCode::kInvalidArgument, "Seal: top_k is 0; give at least 1");
     }
+    if (!(spec.bound_weight >= 0.0 && spec.bound_weight <= 1.0)) {
+      return MakeError(
+          ErrorCode::kInvalidArgument,
+          absl::StrFormat("Seal: bound_weight is %g; it must be between 0 and 1 (1: the bound)",
+                          spec.bound_weight));
+    }
   }
   if (const uint64_t limit = session_->daemon().max_blob_bytes; spec.blob.size() > limit) {
     return MakeError(ErrorCode::kInvalidArgument,
@@ -70,6 +76,7 @@ std::vector<int32_t> Producer::Impl::FirstTopK(const SealSpec& spec) const {
   const auto complete = static_cast<uint32_t>(spec.token_count / geometry_.block_tokens);
   std::vector<int32_t> out(uint64_t{geometry_.layers} * heads * spec.top_k, -1);
   std::vector<float> scores(complete);
+  std::vector<float> bounds;
   std::vector<uint64_t> scratch;
   for (uint32_t l = 0; l < geometry_.layers && complete > 0; ++l) {
     for (uint32_t h = 0; h < heads; ++h) {
@@ -83,7 +90,8 @@ std::vector<int32_t> Producer::Impl::FirstTopK(const SealSpec& spec) const {
                       (uint64_t{l} * spec.query_heads + uint64_t{h} * group) * geometry_.head_dim;
       input.group = group;
       input.combine = spec.combine;
-      ScoreBlocks(input, scores.data());
+      input.bound_weight = spec.bound_weight;
+      ScoreBlocks(input, scores.data(), bounds);
       TopK(scores.data(), complete, spec.top_k, out.data() + (uint64_t{l} * heads + h) * spec.top_k,
            scratch);
     }

@@ -22,8 +22,9 @@ void Ranker::Rank(uint32_t layer, uint32_t slot, uint32_t candidates, const floa
                  .blocks = candidates,
                  .queries = queries + uint64_t{h} * context_.group * geometry.head_dim,
                  .group = context_.group,
-                 .combine = context_.options.combine},
-                scores_.data());
+                 .combine = context_.options.combine,
+                 .bound_weight = context_.options.bound_weight},
+                scores_.data(), bounds_);
     TopK(scores_.data(), candidates, context_.resident(), out + uint64_t{h} * context_.resident(),
          scratch_);
   }

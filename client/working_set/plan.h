@@ -23,6 +23,7 @@ class Ranker {
  private:
   const WorkingSetContext& context_;
   std::vector<float> scores_;
+  std::vector<float> bounds_;
   std::vector<uint64_t> scratch_;
 };
 

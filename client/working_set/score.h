@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "oasiskv/geometry.h"
 #include "oasiskv/selection.h"
@@ -22,20 +23,27 @@ struct ScoreInput {
   const float* queries = nullptr;  // [group][head_dim]
   uint32_t group = 1;              // query heads of this KV head
   GroupCombine combine = GroupCombine::kMax;
+  double bound_weight = kDefaultBoundWeight;  // selection.h
 };
 
-// scores[b] = combine over the group of sum_d max(q_d * min_d, q_d * max_d): an upper bound of q.k
-// over the block's keys.
+// scores[b] = combine over the group of sum_d max(q_d * low_d, q_d * high_d). With a bound weight
+// of 1 low and high are the summary's min and max, and a head's sum is an upper bound of q.k over
+// the block's keys. A smaller weight a shrinks that box about its middle, in float32:
+//   low = (1 + a)/2 * min + (1 - a)/2 * max,   high = (1 + a)/2 * max + (1 - a)/2 * min.
+// kNormalizedMax: the greatest over the group of the head's sum less that head's greatest sum over
+// the blocks, at most 0; the best block of each head has 0, also where it is infinite. `scratch`
+// holds memory only.
 //
 // The order of the additions is fixed, so that every implementation gives the same bits: 16
 // partial sums, dimension d into sum d % 16 by rising d, then folded 8, 4, 2, 1; heads are combined
 // by rising head. max(a, b) is `a > b ? a : b`. A NaN of one head makes the block's score NaN.
-void ScoreBlocks(const ScoreInput& input, float* scores);
+void ScoreBlocks(const ScoreInput& input, float* scores, std::vector<float>& scratch);
 
 // The implementations behind ScoreBlocks, for tests that compare them.
 enum class ScoreKernel { kScalar = 0, kAvx2 = 1 };
 bool ScoreKernelSupported(ScoreKernel kernel);  // by this processor
 // Pre-condition: supported.
-void ScoreBlocksWith(ScoreKernel kernel, const ScoreInput& input, float* scores);
+void ScoreBlocksWith(ScoreKernel kernel, const ScoreInput& input, float* scores,
+                     std::vector<float>& scratch);
 
 }  // namespace oasiskv

@@ -38,6 +38,10 @@ absl::Status Check(const WorkingSetOptions& options) {
     return invalid(absl::StrFormat("fetch_ratio is %g; it must be between 0 and 1 (1: no cap)",
                                    options.fetch_ratio));
   }
+  if (!(options.bound_weight >= 0.0 && options.bound_weight <= 1.0)) {
+    return invalid(absl::StrFormat("bound_weight is %g; it must be between 0 and 1 (1: the bound)",
+                                   options.bound_weight));
+  }
   if (options.late_deadline <= std::chrono::nanoseconds(0) ||
       options.late_deadline > std::chrono::hours(1)) {
     return invalid(absl::StrFormat("late_deadline is %d ns; it must be above 0 and at most 1 h",

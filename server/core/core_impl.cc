@@ -9,6 +9,25 @@
 #include "oasiskv/error.h"
 
 namespace oasiskv::server {
+namespace {
+
+constexpr size_t kPortion = 1024;  // grants or sequences ended under one hold of the mutex
+
+absl::Status CheckText(const char* field, const std::string& text, size_t least) {
+  if (text.size() >= least && text.size() <= kMaxNameBytes) return absl::OkStatus();
+  return MakeError(ErrorCode::kInvalidArgument,
+                   absl::StrFormat("%s has %d bytes; it must have between %d and %d", field,
+                                   text.size(), least, kMaxNameBytes));
+}
+
+}  // namespace
+
+absl::Status CheckNames(const std::string& name, const Identity& identity, size_t least) {
+  OASISKV_RETURN_IF_ERROR(CheckText("name", name, least));
+  OASISKV_RETURN_IF_ERROR(CheckText("identity.model", identity.model, least));
+  OASISKV_RETURN_IF_ERROR(CheckText("identity.revision", identity.revision, 0));
+  return CheckText("identity.tenant", identity.tenant, 0);
+}
 
 CoreImpl::CoreImpl(const CoreOptions& options, const Clock& clock, std::unique_ptr<Pool> pool)
     : options_(options),
@@ -54,6 +73,21 @@ uint64_t CoreImpl::ChecksumBytes(const Sequence& sequence, uint32_t blocks) cons
   return uint64_t{blocks} * g.layers * g.kv_heads * sizeof(uint32_t);
 }
 
+absl::Status CoreImpl::CheckAttachable(const Geometry& geometry, bool checksums, uint32_t blocks,
+                                       uint64_t seal_bytes) const {
+  const uint64_t per_block =
+      sizeof(uint64_t) +
+      (checksums ? uint64_t{geometry.layers} * geometry.kv_heads * sizeof(uint32_t) : 0);
+  const uint64_t bytes = blocks * per_block + seal_bytes;
+  if (bytes <= options_.max_attach_bytes) return absl::OkStatus();
+  return MakeError(
+      ErrorCode::kCapacity,
+      absl::StrFormat("an attach answer with %d blocks of %d bytes each (frame address and "
+                      "checksums) and %d bytes of first top-K and blob would be %d bytes, above "
+                      "the limit of %d; do without checksums or use several sequences",
+                      blocks, per_block, seal_bytes, bytes, options_.max_attach_bytes));
+}
+
 absl::Status CoreImpl::Refused(absl::Status status) {
   switch (ErrorCodeOf(status)) {
     case ErrorCode::kStale:
@@ -89,9 +123,13 @@ void CoreImpl::EndGrant(Grant& grant, GrantEnd end, Ending& ending) {
   }
   if (grant.writer()) {
     sequence.writer = GrantId();
-    return;
+  } else {
+    --sequence.readers;
   }
-  --sequence.readers;
+  if (sequence.state == SequenceState::kSealed && sequence.readers == 0 &&
+      options_.unattended_ttl > Duration(0)) {
+    sequences_.SetUnattended(sequence, served_.At(clock_.Now()));
+  }
   if (sequence.state == SequenceState::kReleased && sequence.readers == 0) {
     sequences_.Erase(sequence);
   }
@@ -135,13 +173,28 @@ void CoreImpl::LoseGrant(Grant& grant, GrantEnd end, Ending& ending) {
 }
 
 void CoreImpl::ReleaseSequence(Sequence& sequence, Ending& ending) {
-  ++counters_.sequences_released;
   ending.frames.push_back({sequence.body, 0, sequence.blocks});
   if (sequence.readers == 0) {
     sequences_.Erase(sequence);
   } else {
     sequences_.MarkReleased(sequence);
   }
+}
+
+void CoreImpl::ReleaseUnattended(Sequence& sequence, Ending& ending) {
+  const std::string& name = sequence.body->name;
+  if (!Advance(sequence.state, SequenceOp::kUnattended, name).ok()) return;
+  if (unattended_.Pass()) {
+    constexpr std::chrono::milliseconds kMs(1);
+    LogInfo("sequence",
+            absl::StrFormat("\"%s\" of tenant \"%s\" is released: nobody had a grant for "
+                            "--unattended_ttl=%d ms, opened %d ms ago (%d more such lines held "
+                            "back)",
+                            name, sequence.body->identity.tenant, options_.unattended_ttl / kMs,
+                            (clock_.Now() - sequence.opened) / kMs, unattended_.suppressed()));
+  }
+  ++counters_.sequences_unattended;
+  ReleaseSequence(sequence, ending);
 }
 
 void CoreImpl::Finish(const Ending& ending) {
@@ -167,11 +220,15 @@ bool CoreImpl::draining() const {
 }
 
 void CoreImpl::Tick(MonotonicTime now) {
-  constexpr size_t kPortion = 1024;
   {
     MutexLock lock(mutex_);
     served_.Tick(now);
   }
+  TickGrants();
+  TickSequences();
+}
+
+void CoreImpl::TickGrants() {
   while (true) {
     Ending ending;
     {
@@ -182,6 +239,22 @@ void CoreImpl::Tick(MonotonicTime now) {
       }
     }
     if (ending.grants.empty()) return;
+    Finish(ending);
+  }
+}
+
+void CoreImpl::TickSequences() {
+  if (options_.unattended_ttl == Duration(0)) return;
+  while (true) {
+    Ending ending;
+    {
+      MutexLock lock(mutex_);
+      const Duration since = served_.served() - options_.unattended_ttl;
+      for (Sequence* sequence : sequences_.UnattendedSince(since, kPortion)) {
+        ReleaseUnattended(*sequence, ending);
+      }
+    }
+    if (ending.frames.empty()) return;
     Finish(ending);
   }
 }

@@ -22,6 +22,12 @@
 
 namespace oasiskv::server {
 
+// INVALID_ARGUMENT naming the field when a name is longer than anything the core keeps, or name or
+// model is shorter than `least`. What is refused elsewhere names them in its text, so every call
+// that takes them asks this first.
+absl::Status CheckNames(const std::string& name, const Identity& identity, size_t least);
+inline constexpr size_t kMaxNameBytes = 256;
+
 // Thread contract: safe for concurrent use. Pins of Authorize must be gone before it is destroyed.
 //
 // Every call holds the mutex for what touches tables only; copies of blobs, waiting, and the pause
@@ -97,7 +103,7 @@ class CoreImpl final : public KvCore {
                           std::string& blob, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRelease(std::span<const GrantKey> grants,
                             std::span<const std::string> sequences, const Identity& identity)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<fabric::PinnedRanges> AuthorizeLocked(GrantId id, Epoch epoch,
                                                        fabric::Access access,
                                                        std::span<const fabric::RemoteRange> ranges)
@@ -113,6 +119,9 @@ class CoreImpl final : public KvCore {
   std::vector<FrameAddress> Addresses(std::span<const Frame> frames) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t ChecksumBytes(const Sequence& sequence, uint32_t blocks) const;
+  // CAPACITY when the answer to an attach would exceed max_attach_bytes: nobody could read it.
+  absl::Status CheckAttachable(const Geometry& geometry, bool checksums, uint32_t blocks,
+                               uint64_t seal_bytes) const;
   // Counts a refusal by its code and passes it on.
   absl::Status Refused(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -121,6 +130,9 @@ class CoreImpl final : public KvCore {
   uint32_t AbortSequence(Sequence& sequence, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LoseGrant(Grant& grant, GrantEnd end, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseSequence(Sequence& sequence, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseUnattended(Sequence& sequence, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TickGrants() ABSL_LOCKS_EXCLUDED(mutex_);
+  void TickSequences() ABSL_LOCKS_EXCLUDED(mutex_);
   // Second step: frames go.
   void Finish(const Ending& ending) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -132,8 +144,8 @@ class CoreImpl final : public KvCore {
   const CoreOptions options_;
   const Clock& clock_;  // outlives the core
   const uint64_t incarnation_;
-  LogGate lost_writers_;              // self-synchronized
-  const std::unique_ptr<Pool> pool_;  // its free map is the allocator's, under mutex_
+  LogGate lost_writers_, unattended_;  // self-synchronized
+  const std::unique_ptr<Pool> pool_;   // its free map is the allocator's, under mutex_
 
   mutable Mutex mutex_;
   SlabAllocator allocator_ ABSL_GUARDED_BY(mutex_);

@@ -39,6 +39,10 @@ absl::Status CheckOptions(const CoreOptions& o) {
   if (o.max_lease > std::chrono::hours(24 * 365)) {
     return bad(absl::StrFormat("--max_lease=%d ms is more than a year", ToMs(o.max_lease)));
   }
+  if (o.unattended_ttl < Duration(0) || o.unattended_ttl > std::chrono::hours(24 * 365)) {
+    return bad(absl::StrFormat("--unattended_ttl=%d ms must be 0 (never) or at most a year",
+                               ToMs(o.unattended_ttl)));
+  }
   return absl::OkStatus();
 }
 

@@ -37,8 +37,13 @@ struct CoreOptions {
   uint64_t max_blob_bytes = uint64_t{1} << 20;  // per sequence
   uint64_t max_blobs_bytes = uint64_t{256}
                              << 20;  // over all sequences: first_topk + blob + checksums
+  // Frame addresses, checksums, first top-K, blob and commits of one attach answer, which is one
+  // gRPC message: 4 MiB less room for framing.
+  uint64_t max_attach_bytes = (uint64_t{4} << 20) - (uint64_t{64} << 10);
   Duration default_lease = std::chrono::seconds(10);
   Duration max_lease = std::chrono::minutes(10);
+  // A sealed sequence without a grant for so long (served time) is released; 0: never.
+  Duration unattended_ttl = std::chrono::minutes(10);
 };
 
 struct GrantInfoForHolder {
@@ -144,7 +149,8 @@ struct CoreCounters {
   uint64_t opens = 0, attaches = 0, commits = 0, seals = 0, renewals = 0;
   uint64_t grants_released = 0, grants_expired = 0, grants_revoked = 0;  // revoked: abort and evict
   uint64_t sequences_aborted = 0, sequences_released = 0,
-           sequences_expired = 0;  // expired: the writer's lease ended before seal
+           sequences_expired = 0;     // expired: the writer's lease ended before seal
+  uint64_t sequences_unattended = 0;  // released because nobody had a grant for unattended_ttl
   uint64_t stale_requests = 0,
            expired_requests = 0;  // calls and data requests refused for that reason
   uint64_t capacity_refusals = 0;
@@ -154,7 +160,8 @@ struct CoreCounters {
 //
 // Implements the sequence state table of server/sequence/README.md and the rule of design.md
 // section 3. Time passes only while someone calls Tick: Tick(now) credits at most kMaxTick since
-// the last call (a daemon that was stopped expires nobody for it) and then expires grants.
+// the last call (a daemon that was stopped expires nobody for it), then expires grants, then
+// releases unattended sequences.
 class KvCore : public fabric::GrantAuthority {
  public:
   static constexpr Duration kMaxTick = std::chrono::milliseconds(500);

@@ -11,8 +11,16 @@
 namespace oasiskv::server {
 namespace {
 
-constexpr size_t kPortion = 1024;  // grants handled under one hold of the mutex
-constexpr size_t kMaxHolderBytes = 256;
+// The parts of a list that are handled under one hold of the mutex each.
+template <typename T>
+std::vector<std::span<const T>> Portions(std::span<const T> all) {
+  constexpr size_t kPortion = 1024;
+  std::vector<std::span<const T>> out;
+  for (size_t at = 0; at < all.size(); at += kPortion) {
+    out.push_back(all.subspan(at, std::min(kPortion, all.size() - at)));
+  }
+  return out;
+}
 
 absl::Status NoSequence(const std::string& name, const Identity& identity) {
   return MakeError(ErrorCode::kNotFound,
@@ -33,6 +41,7 @@ absl::Status ResolveHeads(const Geometry& g, uint32_t first, uint32_t& count) {
 }  // namespace
 
 absl::StatusOr<AttachResult> CoreImpl::Attach(const AttachSpec& spec) {
+  OASISKV_RETURN_IF_ERROR(CheckNames(spec.name, spec.identity, 0));
   OASISKV_ASSIGN_OR_RETURN(const Duration lease, LeaseOf(spec.lease));
   AttachResult result;
   // Immutable while shared by a sealed sequence; copied when the mutex is free again.
@@ -54,6 +63,18 @@ absl::StatusOr<AttachResult> CoreImpl::Attach(const AttachSpec& spec) {
     OASISKV_RETURN_IF_ERROR(
         Advance(sequence->state,
                 spec.require_sealed ? SequenceOp::kAttachSealed : SequenceOp::kAttach, spec.name));
+    if (sequence->state == SequenceState::kOpen) {
+      const size_t most = options_.max_attach_bytes / sizeof(LayerBlocks);
+      std::optional<std::vector<LayerBlocks>> runs = sequence->committed.Runs(most);
+      if (!runs) {
+        return Refused(MakeError(
+            ErrorCode::kCapacity,
+            absl::StrFormat("what \"%s\" has committed so far lies in more than %d pieces, too "
+                            "many for an attach answer; attach when it is sealed",
+                            spec.name, most)));
+      }
+      result.committed = *std::move(runs);
+    }
     if (absl::Status s = grants_->CheckRoom(); !s.ok()) return Refused(s);
     Grant want;
     want.access = fabric::Access::kRead;
@@ -61,17 +82,17 @@ absl::StatusOr<AttachResult> CoreImpl::Attach(const AttachSpec& spec) {
     want.frames = sequence->blocks;
     want.first_head = spec.first_head;
     want.head_count = head_count;
-    want.holder = spec.holder.substr(0, kMaxHolderBytes);
+    want.holder = spec.holder.substr(0, kMaxNameBytes);
     want.expires = served_.At(clock_.Now()) + lease;
     const Grant& grant = grants_->Give(std::move(want));
     ++sequence->readers;
+    sequences_.SetAttended(*sequence);
     ++counters_.attaches;
     result.sequence = body.id;
     result.grant = Describe(grant, lease);
     result.state = sequence->state;
     result.token_count = sequence->token_count;
     if (sequence->state == SequenceState::kOpen) {
-      result.committed = sequence->committed.Runs();
       result.checksums = *sequence->checksums;  // the writer goes on changing it
     } else {
       first_topk = sequence->first_topk;
@@ -87,6 +108,7 @@ absl::StatusOr<AttachResult> CoreImpl::Attach(const AttachSpec& spec) {
 
 absl::Status CoreImpl::WaitSealed(const std::string& name, const Identity& identity,
                                   MonotonicTime deadline) {
+  OASISKV_RETURN_IF_ERROR(CheckNames(name, identity, 0));
   const NameKey key(identity.tenant, name);
   MutexLock lock(mutex_);
   if (stopped_waiting_ || draining_) {
@@ -138,10 +160,10 @@ void CoreImpl::StopWaiting() {
 absl::StatusOr<RenewResult> CoreImpl::Renew(std::span<const GrantKey> grants, Duration lease) {
   RenewResult result;
   OASISKV_ASSIGN_OR_RETURN(result.lease, LeaseOf(lease));
-  for (size_t at = 0; at < grants.size(); at += kPortion) {
+  for (const auto keys : Portions(grants)) {
     MutexLock lock(mutex_);
     const Duration expires = served_.At(clock_.Now()) + result.lease;
-    for (const GrantKey& key : grants.subspan(at, std::min(kPortion, grants.size() - at))) {
+    for (const GrantKey& key : keys) {
       absl::StatusOr<Grant*> grant = grants_->Find(key.id, key.epoch);
       if (grant.ok()) {
         grants_->Prolong(**grant, expires);
@@ -160,17 +182,23 @@ absl::Status CoreImpl::CheckRelease(std::span<const GrantKey> grants,
                                     const Identity& identity) {
   if (sequences.empty()) return absl::OkStatus();
   // A writer that gives up its grant here throws its sequence away, which ends it as well.
-  absl::flat_hash_set<const Sequence*> end_with_grant;
-  for (const GrantKey& key : grants) {
-    const absl::StatusOr<Grant*> grant = grants_->Find(key.id, key.epoch);
-    if (grant.ok() && (*grant)->writer()) end_with_grant.insert((*grant)->sequence);
+  absl::flat_hash_set<SequenceId> end_with_grant;
+  for (const auto keys : Portions(grants)) {
+    MutexLock lock(mutex_);
+    for (const GrantKey& key : keys) {
+      const absl::StatusOr<Grant*> grant = grants_->Find(key.id, key.epoch);
+      if (grant.ok() && (*grant)->writer()) end_with_grant.insert((*grant)->body->id);
+    }
   }
-  for (const std::string& name : sequences) {
-    const Sequence* sequence = sequences_.FindLive(identity.tenant, name);
-    if (sequence == nullptr || end_with_grant.contains(sequence)) continue;
-    OASISKV_RETURN_IF_ERROR(sequence->body->identity.CheckSame(identity));
-    SequenceState state = sequence->state;
-    OASISKV_RETURN_IF_ERROR(Advance(state, SequenceOp::kRelease, name));
+  for (const auto names : Portions(sequences)) {
+    MutexLock lock(mutex_);
+    for (const std::string& name : names) {
+      const Sequence* sequence = sequences_.FindLive(identity.tenant, name);
+      if (sequence == nullptr || end_with_grant.contains(sequence->body->id)) continue;
+      OASISKV_RETURN_IF_ERROR(sequence->body->identity.CheckSame(identity));
+      SequenceState state = sequence->state;
+      OASISKV_RETURN_IF_ERROR(Advance(state, SequenceOp::kRelease, name));
+    }
   }
   return absl::OkStatus();
 }
@@ -178,16 +206,14 @@ absl::Status CoreImpl::CheckRelease(std::span<const GrantKey> grants,
 absl::StatusOr<ReleaseResult> CoreImpl::Release(std::span<const GrantKey> grants,
                                                 std::span<const std::string> sequences,
                                                 const Identity& identity) {
-  {
-    MutexLock lock(mutex_);
-    OASISKV_RETURN_IF_ERROR(CheckRelease(grants, sequences, identity));
-  }
+  OASISKV_RETURN_IF_ERROR(CheckNames("", identity, 0));
+  OASISKV_RETURN_IF_ERROR(CheckRelease(grants, sequences, identity));
   ReleaseResult result;
-  for (size_t at = 0; at < grants.size(); at += kPortion) {
+  for (const auto keys : Portions(grants)) {
     Ending ending;
     {
       MutexLock lock(mutex_);
-      for (const GrantKey& key : grants.subspan(at, std::min(kPortion, grants.size() - at))) {
+      for (const GrantKey& key : keys) {
         absl::StatusOr<Grant*> grant = grants_->Find(key.id, key.epoch);
         if (!grant.ok()) continue;
         LoseGrant(**grant, GrantEnd::kReleased, ending);
@@ -196,25 +222,29 @@ absl::StatusOr<ReleaseResult> CoreImpl::Release(std::span<const GrantKey> grants
     }
     Finish(ending);
   }
-  Ending ending;
-  {
-    MutexLock lock(mutex_);
-    for (const std::string& name : sequences) {
-      Sequence* sequence = sequences_.FindLive(identity.tenant, name);
-      // Whoever took the name since the check is not the one that was meant.
-      if (sequence == nullptr || sequence->body->identity != identity ||
-          !Advance(sequence->state, SequenceOp::kRelease, name).ok()) {
-        continue;
+  for (const auto names : Portions(sequences)) {
+    Ending ending;
+    {
+      MutexLock lock(mutex_);
+      for (const std::string& name : names) {
+        Sequence* sequence = sequences_.FindLive(identity.tenant, name);
+        // Whoever took the name since the check is not the one that was meant.
+        if (sequence == nullptr || sequence->body->identity != identity ||
+            !Advance(sequence->state, SequenceOp::kRelease, name).ok()) {
+          continue;
+        }
+        ++counters_.sequences_released;
+        ReleaseSequence(*sequence, ending);
+        ++result.sequences;
       }
-      ReleaseSequence(*sequence, ending);
-      ++result.sequences;
     }
+    Finish(ending);
   }
-  Finish(ending);
   return result;
 }
 
 absl::StatusOr<uint32_t> CoreImpl::Abort(const std::string& name, const Identity& identity) {
+  OASISKV_RETURN_IF_ERROR(CheckNames(name, identity, 0));
   Ending ending;
   uint32_t revoked = 0;
   {

@@ -11,21 +11,10 @@
 namespace oasiskv::server {
 namespace {
 
-constexpr size_t kMaxNameBytes = 256;
-
 absl::Status Bad(const std::string& text) { return MakeError(ErrorCode::kInvalidArgument, text); }
 
-absl::Status CheckText(const char* field, const std::string& text, size_t least) {
-  if (text.size() >= least && text.size() <= kMaxNameBytes) return absl::OkStatus();
-  return Bad(absl::StrFormat("%s has %d bytes; it must have between %d and %d", field, text.size(),
-                             least, kMaxNameBytes));
-}
-
 absl::Status CheckSpec(const OpenSpec& spec, const CoreOptions& options) {
-  OASISKV_RETURN_IF_ERROR(CheckText("name", spec.name, 1));
-  OASISKV_RETURN_IF_ERROR(CheckText("identity.model", spec.identity.model, 1));
-  OASISKV_RETURN_IF_ERROR(CheckText("identity.revision", spec.identity.revision, 0));
-  OASISKV_RETURN_IF_ERROR(CheckText("identity.tenant", spec.identity.tenant, 0));
+  OASISKV_RETURN_IF_ERROR(CheckNames(spec.name, spec.identity, 1));
   OASISKV_RETURN_IF_ERROR(spec.geometry.Validate());
   if (spec.blocks > options.max_blocks_per_sequence) {
     return Bad(absl::StrFormat("blocks=%d exceeds --max_blocks_per_sequence=%d", spec.blocks,
@@ -134,6 +123,7 @@ absl::StatusOr<Grant*> CoreImpl::FindWriter(GrantKey key, SequenceOp op) {
 
 absl::StatusOr<OpenResult> CoreImpl::Open(const OpenSpec& spec) {
   OASISKV_RETURN_IF_ERROR(CheckSpec(spec, options_));
+  OASISKV_RETURN_IF_ERROR(CheckAttachable(spec.geometry, spec.checksums, spec.blocks, 0));
   OASISKV_ASSIGN_OR_RETURN(const Duration lease, LeaseOf(spec.lease));
   MutexLock lock(mutex_);
   absl::StatusOr<OpenResult> result = OpenLocked(spec, lease);
@@ -204,6 +194,8 @@ absl::StatusOr<ExtendResult> CoreImpl::ExtendLocked(GrantKey writer, uint32_t bl
                      absl::StrFormat("the writer of \"%s\" has fenced its grant: no more frames",
                                      sequence.body->name));
   }
+  OASISKV_RETURN_IF_ERROR(CheckAttachable(sequence.body->geometry, sequence.with_checksums,
+                                          sequence.blocks + blocks, 0));
   const uint64_t more = ChecksumBytes(sequence, blocks);
   OASISKV_RETURN_IF_ERROR(sequences_.Charge(sequence, more));
   if (absl::Status s = allocator_.Allocate(sequence.body->geometry.frame_stride(), blocks,
@@ -281,7 +273,9 @@ absl::Status CoreImpl::SealLocked(GrantKey writer, uint64_t token_count, FirstTo
     }
   }
   OASISKV_RETURN_IF_ERROR(CheckTopK(first_topk, g, needed));
-  OASISKV_RETURN_IF_ERROR(sequences_.Charge(sequence, first_topk.indices.size() + blob.size()));
+  const uint64_t seal_bytes = first_topk.indices.size() + blob.size();
+  OASISKV_RETURN_IF_ERROR(CheckAttachable(g, sequence.with_checksums, needed, seal_bytes));
+  OASISKV_RETURN_IF_ERROR(sequences_.Charge(sequence, seal_bytes));
 
   OASISKV_RETURN_IF_ERROR(Advance(sequence.state, SequenceOp::kSeal, sequence.body->name));
   sequence.token_count = token_count;

@@ -94,10 +94,11 @@ void AddCounters(const CoreCounters& counters, Families& out) {
   out.Counter(
          "oasiskv_sequences_ended_total",
          "Sequences that were given up, by reason (expired: the writer's lease ended before the "
-         "seal).")
+         "seal; unattended: sealed, and nobody had a grant for --unattended_ttl).")
       .Add(counters.sequences_released, {{"reason", "released"}})
       .Add(counters.sequences_aborted, {{"reason", "aborted"}})
-      .Add(counters.sequences_expired, {{"reason", "expired"}});
+      .Add(counters.sequences_expired, {{"reason", "expired"}})
+      .Add(counters.sequences_unattended, {{"reason", "unattended"}});
   out.Counter("oasiskv_stale_requests_total",
               "Calls and data requests refused because their grant was gone.")
       .Add(counters.stale_requests);

@@ -64,6 +64,10 @@ ABSL_FLAG(uint32_t, max_attach_waiters, 4096,
 ABSL_FLAG(absl::Duration, default_lease, absl::Seconds(10),
           "Lease of a grant whose holder asks for none.");
 ABSL_FLAG(absl::Duration, max_lease, absl::Minutes(10), "The longest lease that can be asked for.");
+ABSL_FLAG(
+    absl::Duration, unattended_ttl, absl::Minutes(10),
+    "A sealed sequence that nobody has had a grant of for so long is released, for its reader "
+    "may have died before it attached. 0: never.");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(5),
           "How long a stopping daemon waits for grants to be given back.");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning, error or off.");
@@ -220,6 +224,16 @@ absl::Status ReadLimits(Options& options) {
     return Bad("default_lease", absl::FormatDuration(absl::GetFlag(FLAGS_default_lease)),
                absl::StrCat("is longer than --max_lease=",
                             absl::FormatDuration(absl::GetFlag(FLAGS_max_lease))));
+  }
+  const absl::Duration unattended = absl::GetFlag(FLAGS_unattended_ttl);
+  core.unattended_ttl = Duration(0);
+  if (unattended != absl::ZeroDuration()) {
+    const auto ttl = ReadDuration("unattended_ttl", unattended, absl::Milliseconds(100));
+    if (!ttl.ok()) {
+      return Bad("unattended_ttl", absl::FormatDuration(unattended),
+                 "allowed are 0 (never) and 100ms to 24h");
+    }
+    core.unattended_ttl = *ttl;
   }
   OASISKV_ASSIGN_OR_RETURN(
       options.drain_timeout,

@@ -56,7 +56,7 @@ std::optional<uint32_t> CommittedMap::Find(uint32_t block, uint32_t first, uint3
   return std::nullopt;
 }
 
-std::vector<LayerBlocks> CommittedMap::Runs() const {
+std::optional<std::vector<LayerBlocks>> CommittedMap::Runs(size_t most) const {
   std::vector<LayerBlocks> out;
   const uint32_t blocks = static_cast<uint32_t>(bits_.size() / words_);
   for (uint32_t b = 0; b < blocks;) {
@@ -68,6 +68,7 @@ std::vector<LayerBlocks> CommittedMap::Runs() const {
       const std::optional<uint32_t> from = FirstCommitted(b, layer, layers_ - 1);
       if (!from) break;
       const uint32_t to = FirstMissing(b, *from, layers_ - 1).value_or(layers_);
+      if (out.size() == most) return std::nullopt;
       out.push_back({*from, to - *from, b, end - b});
       layer = to;
     }

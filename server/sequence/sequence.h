@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,8 @@ struct Sequence {
   MonotonicTime opened;
   GrantId writer;        // zero once sealed
   uint32_t readers = 0;  // live grants
+  // Served time since when it has been sealed and without a grant; the table sets it.
+  std::optional<Duration> unattended_since;
   bool with_checksums = false;
   uint64_t budget_bytes = 0;  // charged to the blob budget
   // Immutable once sealed, so that attach can copy them without the core's mutex. Never null.

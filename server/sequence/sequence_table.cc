@@ -43,13 +43,36 @@ std::vector<Sequence*> SequenceTable::FindReleased(const std::string& tenant,
   return it == released_.end() ? std::vector<Sequence*>() : it->second;
 }
 
+void SequenceTable::SetUnattended(Sequence& sequence, Duration served) {
+  SetAttended(sequence);
+  sequence.unattended_since = served;
+  unattended_.emplace(served, sequence.body->id);
+}
+
+void SequenceTable::SetAttended(Sequence& sequence) {
+  if (!sequence.unattended_since) return;
+  unattended_.erase({*sequence.unattended_since, sequence.body->id});
+  sequence.unattended_since.reset();
+}
+
+std::vector<Sequence*> SequenceTable::UnattendedSince(Duration served, size_t limit) const {
+  std::vector<Sequence*> out;
+  for (const auto& [since, id] : unattended_) {
+    if (since > served || out.size() == limit) break;
+    out.push_back(by_id_.at(id).get());
+  }
+  return out;
+}
+
 void SequenceTable::MarkReleased(Sequence& sequence) {
+  SetAttended(sequence);  // nothing is waited for any more
   const Key key(sequence.body->identity.tenant, sequence.body->name);
   live_.erase(key);
   released_[key].push_back(&sequence);
 }
 
 void SequenceTable::Erase(Sequence& sequence) {
+  SetAttended(sequence);
   const Key key(sequence.body->identity.tenant, sequence.body->name);
   if (const auto it = live_.find(key); it != live_.end() && it->second == &sequence) {
     live_.erase(it);

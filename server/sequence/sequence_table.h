@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/container/btree_set.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "oasiskv/ids.h"
 #include "server/sequence/sequence.h"
 
@@ -35,6 +37,11 @@ class SequenceTable {
   Sequence* FindLive(const std::string& tenant, const std::string& name) const;
   // Released ones of that name that grants still hold.
   std::vector<Sequence*> FindReleased(const std::string& tenant, const std::string& name) const;
+  // A sealed sequence has no grant since `served` (served time); it has one again.
+  void SetUnattended(Sequence& sequence, Duration served);
+  void SetAttended(Sequence& sequence);
+  // Up to `limit` sequences that have had no grant since `served` or longer; the longest first.
+  std::vector<Sequence*> UnattendedSince(Duration served, size_t limit) const;
   // Gives the name back; the state is released already.
   void MarkReleased(Sequence& sequence);
   // Forgets the sequence and returns its budget.
@@ -57,6 +64,7 @@ class SequenceTable {
   absl::btree_map<SequenceId, std::unique_ptr<Sequence>> by_id_;
   absl::flat_hash_map<Key, Sequence*> live_;
   absl::flat_hash_map<Key, std::vector<Sequence*>> released_;
+  absl::btree_set<std::pair<Duration, SequenceId>> unattended_;
 };
 
 }  // namespace oasiskv::server

@@ -10,7 +10,7 @@ using Op = SequenceOp;
 using E = ErrorCode;
 
 constexpr int kStates = 4;
-constexpr int kOps = 8;
+constexpr int kOps = 9;
 
 // In the order of SequenceState and SequenceOp, so that a rule is found by index.
 constexpr StateRule kTable[] = {
@@ -22,6 +22,7 @@ constexpr StateRule kTable[] = {
     {S::kOpen, Op::kAttachSealed, S::kOpen, E::kNotSealed},
     {S::kOpen, Op::kRelease, S::kOpen, E::kWrongState},
     {S::kOpen, Op::kAbort, S::kAborted, E::kUnspecified},
+    {S::kOpen, Op::kUnattended, S::kOpen, E::kUnspecified},
 
     {S::kSealed, Op::kExtend, S::kSealed, E::kWrongState},
     {S::kSealed, Op::kCommit, S::kSealed, E::kWrongState},
@@ -31,6 +32,7 @@ constexpr StateRule kTable[] = {
     {S::kSealed, Op::kAttachSealed, S::kSealed, E::kUnspecified},
     {S::kSealed, Op::kRelease, S::kReleased, E::kUnspecified},
     {S::kSealed, Op::kAbort, S::kAborted, E::kUnspecified},
+    {S::kSealed, Op::kUnattended, S::kReleased, E::kUnspecified},
 
     {S::kReleased, Op::kExtend, S::kReleased, E::kWrongState},
     {S::kReleased, Op::kCommit, S::kReleased, E::kWrongState},
@@ -40,6 +42,7 @@ constexpr StateRule kTable[] = {
     {S::kReleased, Op::kAttachSealed, S::kReleased, E::kNotFound},
     {S::kReleased, Op::kRelease, S::kReleased, E::kUnspecified},
     {S::kReleased, Op::kAbort, S::kAborted, E::kUnspecified},
+    {S::kReleased, Op::kUnattended, S::kReleased, E::kUnspecified},
 
     {S::kAborted, Op::kExtend, S::kAborted, E::kStale},
     {S::kAborted, Op::kCommit, S::kAborted, E::kStale},
@@ -49,6 +52,7 @@ constexpr StateRule kTable[] = {
     {S::kAborted, Op::kAttachSealed, S::kAborted, E::kNotFound},
     {S::kAborted, Op::kRelease, S::kAborted, E::kUnspecified},
     {S::kAborted, Op::kAbort, S::kAborted, E::kUnspecified},
+    {S::kAborted, Op::kUnattended, S::kAborted, E::kUnspecified},
 };
 
 constexpr int IndexOf(S state, Op op) {
@@ -115,6 +119,8 @@ absl::string_view OpName(SequenceOp op) {
       return "release";
     case Op::kAbort:
       return "abort";
+    case Op::kUnattended:
+      return "unattended";
   }
   return "unknown";
 }

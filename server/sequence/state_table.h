@@ -22,6 +22,7 @@ enum class SequenceOp : uint8_t {
   kAttachSealed,  // the same, of a sealed sequence only
   kRelease,       // anyone who knows the name
   kAbort,         // anyone who knows the name; an operator's evict
+  kUnattended,    // the daemon: nobody has had a grant for --unattended_ttl
 };
 
 // One cell: `error` is kUnspecified where the operation is legal, and the state becomes `to`.

@@ -17,6 +17,15 @@ using Watch = LatestValueStream<health::HealthCheckResponse>;
 
 constexpr char kKvMemory[] = "oasiskv.v1.KvMemory";
 constexpr char kAdmin[] = "oasiskv.v1.Admin";
+constexpr size_t kMaxWatches = 1024;
+constexpr size_t kShownBytes = 256;  // of a name in an error's text
+
+enum class Known { kKvMemory, kAdmin, kNone };
+
+Known ToKnown(const std::string& service) {
+  if (service.empty() || service == kKvMemory) return Known::kKvMemory;
+  return service == kAdmin ? Known::kAdmin : Known::kNone;
+}
 
 health::HealthCheckResponse Response(health::HealthCheckResponse::ServingStatus status) {
   health::HealthCheckResponse out;
@@ -34,10 +43,10 @@ class HealthService::Impl final : public health::Health::CallbackService {
     const auto status = StatusOf(request->service());
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     if (status == health::HealthCheckResponse::SERVICE_UNKNOWN) {
-      reactor->Finish(
-          {grpc::StatusCode::NOT_FOUND,
-           absl::StrCat("'", request->service(), "' is no service of this daemon; there are '', ",
-                        kKvMemory, " and ", kAdmin)});
+      reactor->Finish({grpc::StatusCode::NOT_FOUND,
+                       absl::StrCat("'", request->service().substr(0, kShownBytes),
+                                    "' is no service of this daemon; there are '', ", kKvMemory,
+                                    " and ", kAdmin)});
     } else {
       response->set_status(status);
       reactor->Finish(grpc::Status::OK);
@@ -50,8 +59,15 @@ class HealthService::Impl final : public health::Health::CallbackService {
     const auto watch = server::Watch::Make();
     MutexLock lock(mutex_);
     std::erase_if(watches_, [](const Watcher& known) { return known.stream.expired(); });
+    if (watches_.size() >= kMaxWatches) {
+      watch->End({grpc::StatusCode::RESOURCE_EXHAUSTED,
+                  absl::StrCat(kMaxWatches,
+                               " health watches is the limit; end one, or poll "
+                               "Check")});
+      return watch.get();
+    }
     Watcher& watcher = watches_.emplace_back();
-    watcher.service = request->service();
+    watcher.service = ToKnown(request->service());
     watcher.stream = watch;
     Send(watcher);
     if (ended_) watch->End(Stopping());
@@ -75,7 +91,7 @@ class HealthService::Impl final : public health::Health::CallbackService {
 
  private:
   struct Watcher {
-    std::string service;
+    Known service = Known::kNone;
     std::weak_ptr<server::Watch> stream;
     health::HealthCheckResponse::ServingStatus sent = health::HealthCheckResponse::UNKNOWN;
   };
@@ -95,14 +111,14 @@ class HealthService::Impl final : public health::Health::CallbackService {
 
   health::HealthCheckResponse::ServingStatus StatusOf(const std::string& service) {
     MutexLock lock(mutex_);
-    return StatusLocked(service);
+    return StatusLocked(ToKnown(service));
   }
-  health::HealthCheckResponse::ServingStatus StatusLocked(const std::string& service)
+  health::HealthCheckResponse::ServingStatus StatusLocked(Known service)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const bool whole = service.empty() || service == kKvMemory;
-    if (!whole && service != kAdmin) return health::HealthCheckResponse::SERVICE_UNKNOWN;
-    return (whole ? serving_ : was_serving_) ? health::HealthCheckResponse::SERVING
-                                             : health::HealthCheckResponse::NOT_SERVING;
+    if (service == Known::kNone) return health::HealthCheckResponse::SERVICE_UNKNOWN;
+    return (service == Known::kKvMemory ? serving_ : was_serving_)
+               ? health::HealthCheckResponse::SERVING
+               : health::HealthCheckResponse::NOT_SERVING;
   }
 
   Mutex mutex_;

@@ -17,6 +17,7 @@ namespace oasiskv::server {
 namespace {
 
 constexpr int kMaxGrantsPerCall = 65536;
+constexpr int kMaxSequencesPerCall = 65536;
 
 uint64_t Millis64(Duration duration) {
   return static_cast<uint64_t>(
@@ -36,18 +37,16 @@ absl::StatusOr<std::vector<GrantKey>> ToGrantKeys(
   return out;
 }
 
-// A sequence that no reader could ever attach to is refused when it is opened, not when it is full.
-absl::Status CheckAttachAnswerFits(const OpenSpec& spec) {
-  OASISKV_RETURN_IF_ERROR(spec.geometry.Validate());
-  const uint64_t checksums =
-      spec.checksums ? uint64_t{spec.geometry.layers} * spec.geometry.kv_heads * 4 : 0;
-  const uint64_t bytes = spec.blocks * (8 + checksums);
-  if (bytes <= kMaxMessageBytes) return absl::OkStatus();
-  return MakeError(ErrorCode::kCapacity,
-                   absl::StrCat("an attach answer with ", spec.blocks, " blocks of ", 8 + checksums,
-                                " bytes each (frame address and checksums) would be ", bytes,
-                                " bytes, above the limit of ", kMaxMessageBytes,
-                                "; open it without checksums or in several sequences"));
+// A waiting call keeps its request, so that its size times --max_attach_waiters must be bearable. A
+// request with the longest names allowed takes a quarter of this.
+absl::Status CheckAttachSize(const v1::AttachRequest& request) {
+  constexpr size_t kMost = 8 << 10;
+  const size_t bytes = request.ByteSizeLong();
+  if (bytes <= kMost) return absl::OkStatus();
+  return MakeError(ErrorCode::kInvalidArgument,
+                   absl::StrCat("the attach request has ", bytes, " bytes, at most ", kMost,
+                                " are allowed; name, model, revision and tenant have at most 256 "
+                                "each"));
 }
 
 // Thread contract: driven by gRPC and by AttachWaiters; exactly one of them ends the call.
@@ -82,7 +81,7 @@ class AttachCall : public grpc::ServerUnaryReactor {
  private:
   // OK: attached, or waiter_ is set.
   absl::Status Begin() {
-    OASISKV_RETURN_IF_ERROR(CheckMessageSize(request_, "request"));
+    OASISKV_RETURN_IF_ERROR(CheckAttachSize(request_));
     OASISKV_ASSIGN_OR_RETURN(core_, state_.Core());
     OASISKV_ASSIGN_OR_RETURN(spec_, ToAttachSpec(request_));
     spec_.holder = context_.peer();
@@ -155,7 +154,6 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
                                  v1::OpenResponse* response) override {
     return RunUnary(state_, "KvMemory/Open", context, request, [&](KvCore& core) -> absl::Status {
       OASISKV_ASSIGN_OR_RETURN(OpenSpec spec, ToOpenSpec(*request));
-      OASISKV_RETURN_IF_ERROR(CheckAttachAnswerFits(spec));
       spec.holder = context->peer();
       OASISKV_ASSIGN_OR_RETURN(const OpenResult result, core.Open(spec));
       ToMessage(result, *response);
@@ -220,20 +218,26 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
   grpc::ServerUnaryReactor* Release(grpc::CallbackServerContext* context,
                                     const v1::ReleaseRequest* request,
                                     v1::ReleaseResponse* response) override {
-    return RunUnary(state_, "KvMemory/Release", context, request,
-                    [&](KvCore& core) -> absl::Status {
-                      OASISKV_ASSIGN_OR_RETURN(const std::vector<GrantKey> grants,
-                                               ToGrantKeys(request->grants()));
-                      const std::vector<std::string> sequences(request->sequences().begin(),
-                                                               request->sequences().end());
-                      OASISKV_ASSIGN_OR_RETURN(
-                          const ReleaseResult result,
-                          core.Release(grants, sequences, ToIdentity(request->identity())));
-                      response->set_grants_released(result.grants);
-                      response->set_sequences_released(result.sequences);
-                      waiters_.Notify();  // a writer that gives up its grant ends its sequence
-                      return absl::OkStatus();
-                    });
+    return RunUnary(
+        state_, "KvMemory/Release", context, request, [&](KvCore& core) -> absl::Status {
+          OASISKV_ASSIGN_OR_RETURN(const std::vector<GrantKey> grants,
+                                   ToGrantKeys(request->grants()));
+          if (request->sequences_size() > kMaxSequencesPerCall) {
+            return MakeError(
+                ErrorCode::kInvalidArgument,
+                absl::StrCat("sequences has ", request->sequences_size(), " items, at most ",
+                             kMaxSequencesPerCall, " go into one call"));
+          }
+          const std::vector<std::string> sequences(request->sequences().begin(),
+                                                   request->sequences().end());
+          OASISKV_ASSIGN_OR_RETURN(
+              const ReleaseResult result,
+              core.Release(grants, sequences, ToIdentity(request->identity())));
+          response->set_grants_released(result.grants);
+          response->set_sequences_released(result.sequences);
+          waiters_.Notify();  // a writer that gives up its grant ends its sequence
+          return absl::OkStatus();
+        });
   }
 
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
@@ -244,6 +248,13 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
                                core.Abort(request->name(), ToIdentity(request->identity())));
       response->set_grants_revoked(revoked);
       if (revoked > 0) waiters_.Notify();
+      if (!request->reason().empty() && aborts_.Pass()) {
+        constexpr size_t kShownBytes = 256;
+        LogInfo("sequence",
+                absl::StrCat("\"", request->name(), "\" is aborted by ", context->peer(), ": ",
+                             request->reason().substr(0, kShownBytes), " (", aborts_.suppressed(),
+                             " more such lines held back)"));
+      }
       return absl::OkStatus();
     });
   }
@@ -251,6 +262,7 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
  private:
   ServiceState& state_;
   AttachWaiters& waiters_;
+  LogGate aborts_;
 };
 
 }  // namespace

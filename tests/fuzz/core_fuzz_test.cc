@@ -43,8 +43,10 @@ class Program {
     o.max_grants = 48;
     o.max_sequences = 12;
     o.max_blocks_per_sequence = kMaxBlocks;
+    o.unattended_ttl = Millis(seed % 4 * 1500);  // 0: never
     core_ = *KvCore::Create(o, clock_);
     model_.max_grants = o.max_grants;
+    model_.unattended_ttl = o.unattended_ttl;
     max_sequences_ = o.max_sequences;
     Connect();
   }
@@ -517,6 +519,7 @@ class Program {
     EXPECT_EQ(n.sequences_aborted, m.sequences_aborted);
     EXPECT_EQ(n.sequences_released, m.sequences_released);
     EXPECT_EQ(n.sequences_expired, m.sequences_expired);
+    EXPECT_EQ(n.sequences_unattended, m.sequences_unattended);
     EXPECT_EQ(n.stale_requests, m.stale_requests);
     EXPECT_EQ(n.expired_requests, m.expired_requests);
     EXPECT_EQ(n.capacity_refusals, m.capacity_refusals);

@@ -28,6 +28,7 @@ struct CoreModel {
     std::set<std::pair<uint32_t, uint32_t>> committed;  // (block, layer), while open
     std::map<std::tuple<uint32_t, uint32_t, uint32_t>, uint64_t> written;  // (block, layer, head)
     std::vector<FrameAddress> frames;
+    Duration alone_since{0};  // sealed and without a reader
     bool listed() const { return state != SequenceState::kAborted; }
     bool live() const { return state == SequenceState::kOpen || state == SequenceState::kSealed; }
   };
@@ -47,6 +48,7 @@ struct CoreModel {
   };
 
   size_t max_grants = 0;
+  Duration unattended_ttl{0};
   std::vector<Seq> seqs;
   std::vector<Grant> grants;
   std::set<uint64_t> closed;
@@ -100,6 +102,7 @@ struct CoreModel {
        : end == End::kAborted ? counters.grants_revoked
                               : counters.grants_released);
     Seq& s = seqs[g.seq];
+    if (s.state == SequenceState::kSealed && Readers(g.seq) == 0) s.alone_since = served;
     if (s.state == SequenceState::kReleased && Readers(g.seq) == 0) {
       s.state = SequenceState::kAborted;  // gone
     }
@@ -122,6 +125,15 @@ struct CoreModel {
   }
   void Tick(Duration passed) {
     served += std::min<Duration>(passed, KvCore::kMaxTick);
+    ExpireGrants();
+    for (size_t i = 0; i < seqs.size(); ++i) {
+      if (seqs[i].state != SequenceState::kSealed || Readers(i) > 0) continue;
+      if (unattended_ttl == Duration(0) || seqs[i].alone_since + unattended_ttl > served) continue;
+      seqs[i].state = SequenceState::kAborted;  // gone
+      ++counters.sequences_unattended;
+    }
+  }
+  void ExpireGrants() {
     while (true) {
       Grant* first = nullptr;
       for (Grant& g : grants) {

@@ -222,6 +222,20 @@ TEST_P(CApiTest, WrongCallsAreErrors) {
   EXPECT_EQ(oasiskv_fetch_wait(nullptr), OASISKV_INVALID_ARGUMENT);
   EXPECT_EQ(oasiskv_working_set_admit(nullptr, nullptr, nullptr), OASISKV_INVALID_ARGUMENT);
   EXPECT_EQ(oasiskv_set_log_level(17), OASISKV_INVALID_ARGUMENT);
+  oasiskv_working_set_options options{};
+  options.struct_size = sizeof(options);
+  options.geometry = &geometry_;
+  options.query_heads = geometry_.kv_heads;
+  oasiskv_working_set* set = nullptr;
+  options.bound_weight = 1.5;
+  EXPECT_EQ(oasiskv_working_set_create(&options, &set), OASISKV_INVALID_ARGUMENT);
+  EXPECT_THAT(oasiskv_last_error(), ::testing::HasSubstr("bound_weight is 1.5"));
+  options.bound_weight = -1;  // stands for 0
+  options.combine = OASISKV_COMBINE_NORMALIZED_MAX;
+  ASSERT_CODE(oasiskv_working_set_create(&options, &set), OASISKV_OK);
+  oasiskv_working_set_free(set);
+  options.combine = OASISKV_COMBINE_NORMALIZED_MAX + 1;
+  EXPECT_EQ(oasiskv_working_set_create(&options, &set), OASISKV_INVALID_ARGUMENT);
   EXPECT_STREQ(oasiskv_code_name(OASISKV_STALE), "STALE");
   oasiskv_client_free(nullptr);
   oasiskv_fetch_free(nullptr);

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "common/log.h"
 #include "tests/integration/control_stubs.h"
 #include "tests/integration/eventually.h"
 #include "tests/integration/mini_cluster.h"
@@ -207,11 +208,43 @@ TEST_F(DaemonErrorsTest, OversizedMessagesAreRefusedEarlyAndInWords) {
   });
   ExpectError(open, ErrorCode::kCapacity, grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(open.status.error_message(), HasSubstr("attach answer"));
+  // What waits for a seal stays in memory: it is small.
+  const Outcome attach = AttachWith("nobody", [](v1::AttachRequest& r) {
+    r.set_name(std::string(9 << 10, 'n'));
+    r.set_wait_for_seal_ms(60'000);
+  });
+  ExpectError(attach, ErrorCode::kInvalidArgument, grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(attach.status.error_message(), HasSubstr("8192"));
+  v1::ReleaseRequest names;
+  for (int i = 0; i < 65537; ++i) names.add_sequences("");
+  v1::ReleaseResponse released;
+  ExpectError(ControlStubs::Call(*stubs_->kv, &v1::KvMemory::Stub::Release, names, &released),
+              ErrorCode::kInvalidArgument, grpc::StatusCode::INVALID_ARGUMENT);
   v1::RenewRequest many;
   for (int i = 0; i < 65537; ++i) many.add_grants()->set_grant_id(1);
   v1::RenewResponse renewed;
   ExpectError(ControlStubs::Call(*stubs_->kv, &v1::KvMemory::Stub::Renew, many, &renewed),
               ErrorCode::kInvalidArgument, grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(DaemonErrorsTest, AnAbortsReasonIsInTheLogOnOneLine) {
+  Start();
+  OpenWriter("a", 1);
+  v1::AbortRequest request;
+  request.set_name("a");
+  *request.mutable_identity() = TestIdentity();
+  request.set_reason("prefill failed\nfor want of memory");
+  v1::AbortResponse response;
+  const LogLevel level = GetLogLevel();
+  SetLogLevel(LogLevel::kInfo);
+  ::testing::internal::CaptureStderr();
+  const Outcome outcome =
+      ControlStubs::Call(*stubs_->kv, &v1::KvMemory::Stub::Abort, request, &response);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  SetLogLevel(level);
+  EXPECT_TRUE(outcome.ok()) << outcome;
+  EXPECT_THAT(
+      log, AllOf(HasSubstr("\"a\" is aborted by"), HasSubstr("prefill failed?for want of memory")));
 }
 
 // A caller that opens and forgets must find a limit before the daemon finds its memory's end.

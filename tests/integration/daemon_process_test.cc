@@ -226,6 +226,40 @@ TEST(DaemonProcessTest, AStoppedDaemonExpiresNobody) {
   EXPECT_TRUE(stubs.Commit(open.grant(), 2, 1).ok());
 }
 
+// A decode worker that died before it attached must not cost the memory for ever.
+TEST(DaemonProcessTest, WhatNobodyAttachesGoesAndIsCounted) {
+  auto cluster = StartCluster({"--unattended_ttl=300ms", "--metrics_address=127.0.0.1:0"});
+  ASSERT_NE(cluster, nullptr);
+  ControlStubs stubs(cluster->daemon().addresses().control_address);
+  v1::OpenResponse open;  // attached before its seal, so that it is never alone
+  ASSERT_TRUE(stubs.Open(OpenOf("attended", 2), &open).ok());
+  v1::AttachRequest request = AttachOf("attended");
+  request.set_lease_ms(600'000);
+  v1::AttachResponse reader;
+  ASSERT_TRUE(stubs.Attach(request, &reader).ok());
+  ASSERT_TRUE(stubs.Commit(open.grant(), 2, 2).ok());
+  ASSERT_TRUE(stubs.Seal(open.grant(), 32).ok());
+  const uint64_t attended = stubs.Capacity().used_bytes();
+  const auto ended = [&] {
+    auto body = HttpGet(cluster->daemon().addresses().metrics_address, "/metrics");
+    if (!body.ok()) return -1.0;
+    return ParseMetrics(*body)["oasiskv_sequences_ended_total{reason=\"unattended\"}"];
+  };
+
+  ASSERT_TRUE(stubs.MakeSealed("alone", 3).ok());
+  ASSERT_EVENTUALLY(stubs.Capacity().sequences_sealed() == 1);
+  v1::AttachResponse late;
+  EXPECT_EQ(stubs.Attach(AttachOf("alone"), &late).code, ErrorCode::kNotFound);
+  EXPECT_EQ(stubs.Capacity().used_bytes(), attended);
+  EXPECT_EQ(ended(), 1);
+  EXPECT_TRUE(stubs.MakeSealed("alone", 1).ok()) << "the name is free";
+
+  ASSERT_TRUE(stubs.Release(reader.grant()).ok());
+  ASSERT_EVENTUALLY(stubs.Capacity().used_bytes() == 0);
+  EXPECT_EQ(stubs.Attach(AttachOf("attended"), &late).code, ErrorCode::kNotFound);
+  ASSERT_EVENTUALLY(ended() == 3);
+}
+
 TEST(DaemonProcessTest, ARestartOnTheSamePortMakesOldGrantsStale) {
   auto cluster = StartCluster();
   ASSERT_NE(cluster, nullptr);

@@ -163,6 +163,32 @@ TEST_F(DaemonServiceTest, HealthKnowsItsServicesOnly) {
   watch->Finish();
 }
 
+TEST_F(DaemonServiceTest, HealthWatchesAreBounded) {
+  Start();
+  struct Open {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReader<health::HealthCheckResponse>> watch;
+  };
+  std::vector<std::unique_ptr<Open>> open;
+  health::HealthCheckResponse response;
+  for (int i = 0; i < 1024; ++i) {
+    Open& o = *open.emplace_back(std::make_unique<Open>());
+    o.watch = stubs_->health->Watch(&o.context, health::HealthCheckRequest());
+    ASSERT_TRUE(o.watch->Read(&response)) << i;
+  }
+  grpc::ClientContext context;
+  const auto refused = stubs_->health->Watch(&context, health::HealthCheckRequest());
+  EXPECT_FALSE(refused->Read(&response));
+  EXPECT_EQ(refused->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  for (const auto& o : open) o->context.TryCancel();
+  for (const auto& o : open) o->watch->Finish();
+  // There is room again once the daemon has seen them go.
+  ASSERT_EVENTUALLY([&] {
+    grpc::ClientContext again;
+    return stubs_->health->Watch(&again, health::HealthCheckRequest())->Read(&response);
+  }());
+}
+
 TEST_F(DaemonServiceTest, DrainIsUndone) {
   Start();
   ASSERT_TRUE(stubs_->MakeSealed("before", 1).ok());

@@ -61,23 +61,6 @@ TEST_F(Core, OpenRefusesWhatIsMalformedNamingTheField) {
   EXPECT_EQ(UsedBytes(), 0u);
 }
 
-TEST_F(Core, OptionsThatMakeNoSenseAreRefused) {
-  auto refused = [&](const char* flag, auto change) {
-    CoreOptions o = SmallOptions();
-    change(o);
-    const absl::Status status = KvCore::Create(o, clock_).status();
-    EXPECT_CODE(ErrorCode::kInvalidArgument, status) << flag;
-    EXPECT_THAT(Text(status), HasSubstr(flag));
-  };
-  refused("--pool_bytes", [](CoreOptions& o) { o.pool_bytes += 4096; });
-  refused("--max_grants", [](CoreOptions& o) { o.max_grants = 0; });
-  refused("--max_sequences", [](CoreOptions& o) { o.max_sequences = 0; });
-  refused("--max_blocks_per_sequence", [](CoreOptions& o) { o.max_blocks_per_sequence = 0; });
-  refused("--max_blob_bytes", [](CoreOptions& o) { o.max_blobs_bytes = 1; });
-  refused("--default_lease", [](CoreOptions& o) { o.default_lease = Duration(0); });
-  refused("--default_lease", [](CoreOptions& o) { o.max_lease = Millis(1); });
-}
-
 TEST_F(Core, ANameIsUniqueWithinItsTenant) {
   MustOpen("a", 1);
   EXPECT_CODE(ErrorCode::kAlreadyExists, core_->Open(Spec("a", 1)).status());
@@ -247,31 +230,6 @@ TEST_F(Core, TheFirstTopKAndTheBlobReachTheReader) {
   EXPECT_EQ(attached.blob, "blob");
 }
 
-TEST_F(Core, BlobsOfAllSequencesShareOneBudget) {
-  CoreOptions o = SmallOptions();
-  o.max_blob_bytes = 100;
-  o.max_blobs_bytes = 150;
-  Start(o);
-  const OpenResult a = MustOpen("a", 1), b = MustOpen("b", 1);
-  ASSERT_TRUE(CommitAll(a, 1).ok());
-  ASSERT_TRUE(CommitAll(b, 1).ok());
-  ASSERT_TRUE(core_->Seal(Key(a.grant), 16, {}, std::string(100, 'x')).ok());
-  const absl::Status status = core_->Seal(Key(b.grant), 16, {}, std::string(100, 'x'));
-  EXPECT_CODE(ErrorCode::kCapacity, status);
-  EXPECT_THAT(Text(status), HasSubstr("50 of --max_blobs_bytes=150 are free"));
-  // Checksums draw on it: 2 layers x 2 heads x 4 bytes a block.
-  OpenSpec sums = Spec("c", 4);
-  sums.checksums = true;
-  EXPECT_CODE(ErrorCode::kCapacity, core_->Open(sums).status());
-  EXPECT_EQ(UsedBytes(), 2 * FrameBytes()) << "the refused open gave its frames back";
-  sums.blocks = 3;
-  const OpenResult c = MustOpen(sums);
-  EXPECT_CODE(ErrorCode::kCapacity, core_->Extend(Key(c.grant), 1).status());
-  ASSERT_TRUE(core_->Abort("c", Me()).ok());
-  ASSERT_TRUE(ReleaseSequence("a").ok());
-  EXPECT_TRUE(core_->Seal(Key(b.grant), 16, {}, std::string(100, 'x')).ok());
-}
-
 TEST_F(Core, ChecksumsReachTheReaderAsTheWriterGaveThem) {
   OpenSpec spec = Spec("a", 3);
   spec.checksums = true;
@@ -288,29 +246,6 @@ TEST_F(Core, ChecksumsReachTheReaderAsTheWriterGaveThem) {
   ASSERT_TRUE(core_->Commit(Key(opened.grant), std::span(&again, 1), second).ok());
   ASSERT_TRUE(core_->Seal(Key(opened.grant), 20, {}, "").ok());
   EXPECT_THAT(MustAttach("a").checksums, ElementsAre(1, 2, 11, 12, 3, 4, 21, 22));
-}
-
-TEST_F(Core, AMillionOpensThatAreNeverCompletedStayBounded) {
-  CoreOptions o = SmallOptions();
-  o.max_sequences = 16;
-  o.max_grants = 8;
-  Start(o);
-  for (int i = 0; i < 100; ++i) {
-    const absl::Status status = core_->Open(Spec(std::to_string(i), 0)).status();
-    if (i < 8) {
-      EXPECT_TRUE(status.ok()) << status;
-    } else {
-      EXPECT_CODE(ErrorCode::kCapacity, status);
-      EXPECT_THAT(Text(status), HasSubstr("--max_grants"));
-    }
-  }
-  Serve(std::chrono::seconds(11));
-  EXPECT_EQ(core_->Counters().sequences_expired, 8u);
-  EXPECT_TRUE(core_->Sequences(SequenceId(), 100, "").empty());
-  for (int i = 0; i < 16; ++i) MustSeal(std::to_string(i), 1);
-  const absl::Status status = core_->Open(Spec("one more", 0)).status();
-  EXPECT_CODE(ErrorCode::kCapacity, status);
-  EXPECT_THAT(Text(status), HasSubstr("--max_sequences"));
 }
 
 TEST_F(Core, DrainingOpensNothingNewAndServesOn) {
@@ -443,29 +378,6 @@ TEST_F(Core, ListingsComeInPages) {
   EXPECT_TRUE(first[0].writer);
   EXPECT_EQ(first[1].sequence_name, "0");
   EXPECT_EQ(first[1].holder, "test");
-}
-
-TEST_F(Core, MetadataPerFrameStaysWithinItsBudgetForRealModels) {
-  for (uint32_t layers : {36u, 61u, 80u, 126u}) {
-    CoreOptions o = SmallOptions();
-    o.pool_bytes = uint64_t{32} << 20;
-    o.slab_bytes = uint64_t{1} << 20;
-    o.max_blocks_per_sequence = 1 << 20;
-    Start(o);
-    OpenSpec spec = Spec("a", 0);
-    spec.geometry.layers = layers;
-    spec.geometry.head_dim = 1;
-    spec.geometry.kv_heads = 1;
-    spec.geometry.total_kv_heads = 1;
-    spec.geometry.element_type = ElementType::kFloat16;
-    const uint64_t frames = (o.slab_bytes / spec.geometry.frame_stride()) * 32;
-    const OpenResult opened = MustOpen(spec);
-    // In the worst way: one block at a time.
-    for (uint64_t i = 0; i < frames; ++i) ASSERT_TRUE(core_->Extend(Key(opened.grant), 1).ok());
-    const CapacityInfo capacity = core_->Capacity();
-    EXPECT_EQ(capacity.classes[0].frames_used, frames);
-    EXPECT_LE(capacity.metadata_bytes, 64 * frames) << layers << " layers";
-  }
 }
 
 }  // namespace

@@ -54,6 +54,7 @@ TEST(OptionsTest, DefaultsAreThoseOfTheStruct) {
   EXPECT_EQ(options.core.max_blob_bytes, core.max_blob_bytes);
   EXPECT_EQ(options.core.default_lease, core.default_lease);
   EXPECT_EQ(options.core.max_lease, core.max_lease);
+  EXPECT_EQ(options.core.unattended_ttl, core.unattended_ttl);
 }
 
 TEST(OptionsTest, EveryFormOfAFlagIsUnderstood) {
@@ -75,6 +76,12 @@ TEST(OptionsTest, EveryFormOfAFlagIsUnderstood) {
 TEST(OptionsTest, OneParseLeavesNothingBehindForTheNext) {
   EXPECT_EQ(Parse({"--max_grants=5"}).core.max_grants, 5u);
   EXPECT_EQ(Parse({}).core.max_grants, CoreOptions{}.max_grants);
+}
+
+TEST(OptionsTest, TheUnattendedTimeMayBeOff) {
+  EXPECT_EQ(Parse({"--unattended_ttl=0"}).core.unattended_ttl, Duration(0));
+  EXPECT_EQ(Parse({"--unattended_ttl=2m"}).core.unattended_ttl, std::chrono::minutes(2));
+  EXPECT_EQ(Parse({"--unattended_ttl=100ms"}).core.unattended_ttl, Millis(100));
 }
 
 struct BadCase {
@@ -120,6 +127,11 @@ INSTANTIATE_TEST_SUITE_P(
                       BadCase{"--max_blob_bytes=3MiB", "--max_blob_bytes", "2MiB"},
                       BadCase{"--default_lease=20m", "--default_lease", "--max_lease=10m"},
                       BadCase{"--default_lease=1ms", "--default_lease", "100ms"},
+                      BadCase{"--unattended_ttl=-1s", "--unattended_ttl", "0 (never)"},
+                      BadCase{"--unattended_ttl=99ms", "--unattended_ttl", "100ms"},
+                      BadCase{"--unattended_ttl=25h", "--unattended_ttl", "24h"},
+                      BadCase{"--unattended_ttl=inf", "--unattended_ttl", "inf"},
+                      BadCase{"--unattended_ttl=600", "--unattended_ttl", "600"},
                       BadCase{"--drain_timeout=-1s", "--drain_timeout", "-1s"},
                       BadCase{"--drain_timeout=5", "--drain_timeout", "5"},
                       BadCase{"--log_level=loud", "--log_level", "loud"},

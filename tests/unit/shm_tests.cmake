@@ -7,3 +7,6 @@ oasiskv_test(NAME shm_transfer_test LABEL unit
 oasiskv_test(NAME shm_peers_test LABEL unit
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/shm_peers_test.cc
   DEPS oasiskv::fabric_shm)
+oasiskv_test(NAME shm_process_test LABEL unit
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/shm_process_test.cc
+  DEPS oasiskv::fabric_shm)

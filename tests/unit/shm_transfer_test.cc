@@ -5,7 +5,7 @@
 #include <random>
 #include <thread>
 
-#include "common/fabric/shm/write_gate.h"
+#include "common/fabric/write_gate.h"
 #include "tests/unit/shm_fixture.h"
 
 namespace oasiskv::fabric::shm {

@@ -43,6 +43,11 @@ TEST(StateTable, TheReadmeShowsTheSameTable) {
 
 class StateTableCase : public CoreFixture, public ::testing::WithParamInterface<StateRule> {
  protected:
+  void SetUp() override {
+    CoreOptions o = SmallOptions();
+    o.unattended_ttl = std::chrono::seconds(1);
+    Start(o);
+  }
   // Brings sequence "s" of 2 blocks into `state`; a reader keeps a released one listed.
   void Enter(SequenceState state) {
     opened_ = MustOpen("s", 2);
@@ -78,6 +83,11 @@ class StateTableCase : public CoreFixture, public ::testing::WithParamInterface<
         return ReleaseSequence("s");
       case SequenceOp::kAbort:
         return core_->Abort("s", Me()).status();
+      case SequenceOp::kUnattended:
+        // Only a sealed one can be without a grant. The others' grants outlive this.
+        if (StateNow() == SequenceState::kSealed && !Release(reader_.grant).ok()) break;
+        Serve(std::chrono::seconds(2));
+        return absl::OkStatus();
     }
     return absl::InternalError("no such operation");
   }
@@ -95,6 +105,13 @@ TEST_P(StateTableCase, TheCoreDoesWhatTheTableSays) {
   ASSERT_NO_FATAL_FAILURE(Enter(rule.from));
   ASSERT_EQ(StateName(StateNow()), StateName(rule.from));
   EXPECT_CODE(rule.error, Perform(rule.op));
+  if (rule.from == SequenceState::kSealed && rule.op == SequenceOp::kUnattended) {
+    // Released, and gone at once, since nobody has a grant of it.
+    EXPECT_EQ(core_->Counters().sequences_unattended, 1u);
+    EXPECT_TRUE(core_->Sequences(SequenceId(), 10, "").empty());
+    return;
+  }
+  EXPECT_EQ(core_->Counters().sequences_unattended, 0u);
   EXPECT_EQ(StateName(StateNow()), StateName(rule.to));
   // An aborted sequence has no reader left, every other one has.
   EXPECT_EQ(Read(reader_.grant, {0, 0, 16}).ok(), rule.to != SequenceState::kAborted);

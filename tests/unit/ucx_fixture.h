@@ -112,6 +112,11 @@ class FakeAuthority : public GrantAuthority {
   std::optional<absl::Status> refusal_ ABSL_GUARDED_BY(mutex_);
 };
 
+// The words of grants 1 to 9, which every served process gives.
+inline void GrantAll(FakeAuthority& authority) {
+  for (uint64_t id = 1; id < 10; ++id) (void)authority.Grant(id, Access::kRead);
+}
+
 // Destinations for a batch of reads, filled with a byte that Pattern does not leave in long runs.
 class Buffers {
  public:

@@ -357,6 +357,46 @@ TEST_F(UcxTransferTest, AFencedWriterWritesNoMore) {
       connection->Write(authority_.Grant(2, Access::kWrite), {&piece, 1}, In(60'000))->Wait().ok());
 }
 
+// What a connection remembers of fences is bounded, however many writers come and go: beyond it the
+// daemon alone refuses.
+TEST_F(UcxTransferTest, TheOldestFencesAreForgotten) {
+  Serve();
+  auto connection = Connect();
+  constexpr uint64_t kFences = 65'537;
+  for (uint64_t id = 1; id <= kFences; ++id) connection->FenceWriter(GrantId(id));
+  std::vector<std::byte> memory(1000, std::byte{9});
+  const WritePiece piece{{1, 0, 1000}, memory.data()};
+  auto write = [&](uint64_t id) {
+    return connection->Write(authority_.Grant(id, Access::kWrite), {&piece, 1}, In(60'000))->Wait();
+  };
+  EXPECT_TRUE(write(1).ok());
+  EXPECT_EQ(ErrorCodeOf(write(2)), ErrorCode::kStale);
+  EXPECT_EQ(ErrorCodeOf(write(kFences)), ErrorCode::kStale);
+}
+
+// Batches that wait for room in the window of a daemon that answers nothing are let go when they
+// end.
+TEST_F(UcxTransferTest, BatchesThatEndedWithoutATurnAreForgotten) {
+  Serve();
+  auto connection = Connect(/*window_bytes=*/64 << 10);
+  auto first = authority_.Grant(1, Access::kRead);
+  auto waiting = authority_.Grant(2, Access::kRead);
+  Buffers window;
+  window.Add({0, 0, 64 << 10});
+  PausePoints::Arm("ucx.server.before_reply");
+  auto transfer = connection->Read(first, window.Pieces(), In(60'000));
+  ASSERT_TRUE(PausePoints::WaitReached("ucx.server.before_reply"));
+  for (int i = 0; i < 20; ++i) {
+    Buffers buffers;
+    buffers.Add({1, 0, 1000});
+    EXPECT_EQ(ErrorCodeOf(connection->Read(waiting, buffers.Pieces(), In(5))->Wait()),
+              ErrorCode::kDeadlineExceeded);
+  }
+  EXPECT_TRUE(Eventually([&] { return waiting.use_count() == 1; })) << waiting.use_count();
+  PausePoints::Release("ucx.server.before_reply");
+  EXPECT_TRUE(transfer->Wait().ok()) << transfer->Wait();
+}
+
 TEST_F(UcxTransferTest, TransfersOutliveTheirConnection) {
   Serve();
   auto connection = Connect();

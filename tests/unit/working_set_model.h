@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "oasiskv/working_set.h"
@@ -166,20 +167,39 @@ class RequestModel {
   std::vector<int32_t> TopK(uint32_t l, uint32_t h, uint32_t candidates,
                             const float* queries) const {
     const uint32_t group = o_.query_heads / g_.kv_heads;
+    const auto head_score = [&](uint32_t b, uint32_t i) {
+      const auto near = static_cast<float>((1 + o_.bound_weight) / 2);
+      const auto far = static_cast<float>((1 - o_.bound_weight) / 2);
+      float sum = 0;
+      for (uint32_t d = 0; d < g_.head_dim; ++d) {
+        const float q = queries[(h * group + i) * g_.head_dim + d];
+        float low = kv_.Bound(b, l, h, d, false), high = kv_.Bound(b, l, h, d, true);
+        if (o_.bound_weight < 1) {
+          const float min = low, max = high;
+          low = near * min + far * max;
+          high = near * max + far * min;
+        }
+        sum += q * low > q * high ? q * low : q * high;
+      }
+      return sum;
+    };
+    std::vector<float> best(group, -std::numeric_limits<float>::infinity());
+    if (o_.combine == GroupCombine::kNormalizedMax) {
+      for (uint32_t b = 0; b < candidates; ++b) {
+        for (uint32_t i = 0; i < group; ++i) best[i] = std::max(best[i], head_score(b, i));
+      }
+    }
     std::vector<std::pair<float, int32_t>> scored;
     for (uint32_t b = 0; b < candidates; ++b) {
       float score = 0;
       for (uint32_t i = 0; i < group; ++i) {
-        float sum = 0;
-        for (uint32_t d = 0; d < g_.head_dim; ++d) {
-          const float q = queries[(h * group + i) * g_.head_dim + d];
-          const float low = q * kv_.Bound(b, l, h, d, false),
-                      high = q * kv_.Bound(b, l, h, d, true);
-          sum += low > high ? low : high;
+        float sum = head_score(b, i);
+        if (o_.combine == GroupCombine::kNormalizedMax) {
+          sum = sum == best[i] ? 0 : sum - best[i];  // infinities are equal too
         }
         if (i == 0) {
           score = sum;
-        } else if (o_.combine == GroupCombine::kMax) {
+        } else if (o_.combine == GroupCombine::kMax || o_.combine == GroupCombine::kNormalizedMax) {
           score = std::isnan(score) || std::isnan(sum) ? NAN : std::max(score, sum);
         } else {
           score += sum;

@@ -33,7 +33,8 @@ class RandomDrive {
     o_.resident_blocks = 1 + rng_() % 10;
     o_.fetch_ratio = std::array{0.0, 0.1, 0.25, 0.5, 1.0}[rng_() % 5];
     o_.mode = rng_() % 2 == 0 ? SelectionMode::kCapped : SelectionMode::kExact;
-    o_.combine = static_cast<GroupCombine>(rng_() % 3);
+    o_.combine = static_cast<GroupCombine>(rng_() % 4);
+    o_.bound_weight = std::array{1.0, 0.5, 0.0}[rng_() % 3];
     o_.max_requests = 1 + rng_() % 3;
     o_.max_blocks = 100;
     o_.late_deadline = std::chrono::minutes(10);

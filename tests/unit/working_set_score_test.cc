@@ -72,40 +72,97 @@ std::vector<std::byte> RandomElements(ElementType type, size_t count, std::mt199
 
 class ScoreTest : public testing::TestWithParam<ElementType> {};
 
-TEST_P(ScoreTest, IsTheUpperBoundByItsDefinition) {
+constexpr std::array kEveryCombine = {GroupCombine::kMax, GroupCombine::kMean, GroupCombine::kSum,
+                                      GroupCombine::kNormalizedMax};
+
+// One head's score of one block by the formula of selection.h.
+double HeadScore(const ScoreInput& in, uint32_t block, uint32_t head) {
+  const std::byte* summary = in.summaries + int64_t{block} * in.block_stride;
+  double greatest = 0, least = 0;
+  for (uint32_t d = 0; d < in.head_dim; ++d) {
+    const double q = in.queries[head * in.head_dim + d];
+    const double low = q * LoadElement(in.element_type, summary, d);
+    const double high = q * LoadElement(in.element_type, summary, in.head_dim + d);
+    greatest += std::max(low, high);
+    least += std::min(low, high);
+  }
+  return (1 + in.bound_weight) / 2 * greatest + (1 - in.bound_weight) / 2 * least;
+}
+
+double BlockScore(const ScoreInput& in, uint32_t block) {
+  double score = 0;
+  for (uint32_t h = 0; h < in.group; ++h) {
+    double one = HeadScore(in, block, h);
+    if (in.combine == GroupCombine::kNormalizedMax) {
+      double best = one;
+      for (uint32_t b = 0; b < in.blocks; ++b) best = std::max(best, HeadScore(in, b, h));
+      one -= best;
+    }
+    const bool adds = in.combine == GroupCombine::kMean || in.combine == GroupCombine::kSum;
+    score = h == 0 ? one : adds ? score + one : std::max(score, one);
+  }
+  return in.combine == GroupCombine::kMean ? score / in.group : score;
+}
+
+std::vector<float> Scores(const ScoreInput& in) {
+  std::vector<float> scores(in.blocks), scratch;
+  ScoreBlocks(in, scores.data(), scratch);
+  return scores;
+}
+
+TEST_P(ScoreTest, FollowsTheFormula) {
   std::mt19937 rng(1);
   const ElementType type = GetParam();
   for (uint32_t dim : {1u, 7u, 16u, 64u, 100u, 128u}) {
-    for (GroupCombine combine : {GroupCombine::kMax, GroupCombine::kMean, GroupCombine::kSum}) {
-      const uint32_t group = 1 + rng() % 9, blocks = 5;
-      const auto summaries = RandomElements(type, blocks * 2 * dim, rng, false);
-      std::vector<float> queries(group * dim);
-      for (float& q : queries) q = std::uniform_real_distribution<float>(-2, 2)(rng);
-      ScoreInput in{summaries.data(),
-                    int64_t{2} * dim * ElementBytes(type),
-                    type,
-                    dim,
-                    blocks,
-                    queries.data(),
-                    group,
-                    combine};
-      std::vector<float> scores(blocks);
-      ScoreBlocks(in, scores.data());
-      for (uint32_t b = 0; b < blocks; ++b) {
-        double expected = combine == GroupCombine::kMax ? -1e300 : 0;
-        for (uint32_t h = 0; h < group; ++h) {
-          double sum = 0;
-          for (uint32_t d = 0; d < dim; ++d) {
-            const double q = queries[h * dim + d];
-            const double low = LoadElement(type, summaries.data(), (2 * b) * dim + d);
-            const double high = LoadElement(type, summaries.data(), (2 * b + 1) * dim + d);
-            sum += std::max(q * low, q * high);
-          }
-          expected = combine == GroupCombine::kMax ? std::max(expected, sum) : expected + sum;
+    for (GroupCombine combine : kEveryCombine) {
+      for (double weight : {1.0, 0.7, 0.5, 0.0}) {
+        const uint32_t group = 1 + rng() % 9, blocks = 5;
+        const auto summaries = RandomElements(type, blocks * 2 * dim, rng, false);
+        std::vector<float> queries(group * dim);
+        for (float& q : queries) q = std::uniform_real_distribution<float>(-2, 2)(rng);
+        const ScoreInput in{summaries.data(),
+                            int64_t{2} * dim * ElementBytes(type),
+                            type,
+                            dim,
+                            blocks,
+                            queries.data(),
+                            group,
+                            combine,
+                            weight};
+        const auto scores = Scores(in);
+        for (uint32_t b = 0; b < blocks; ++b) {
+          EXPECT_NEAR(scores[b], BlockScore(in, b), 1e-3)
+              << "dim " << dim << " group " << group << " weight " << weight;
         }
-        if (combine == GroupCombine::kMean) expected /= group;
-        EXPECT_NEAR(scores[b], expected, 1e-3) << "dim " << dim << " group " << group;
       }
+    }
+  }
+}
+
+// The published bound, its additions in the documented order: a weight of 1 changes no bit of it,
+// of infinities neither.
+TEST_P(ScoreTest, AWeightOfOneIsThePublishedBoundBitForBit) {
+  std::mt19937 rng(4);
+  const ElementType type = GetParam();
+  for (int round = 0; round < 300; ++round) {
+    const uint32_t dim = 1 + rng() % 150;
+    const auto summaries = RandomElements(type, 2 * dim, rng, round % 2 == 0);
+    std::vector<float> query(dim);
+    for (float& q : query) q = std::normal_distribution<float>(0, 2)(rng);
+    float lanes[16] = {};
+    for (uint32_t d = 0; d < dim; ++d) {
+      const float low = query[d] * LoadElement(type, summaries.data(), d);
+      const float high = query[d] * LoadElement(type, summaries.data(), dim + d);
+      lanes[d % 16] += low > high ? low : high;
+    }
+    for (uint32_t width = 8; width > 0; width /= 2) {
+      for (uint32_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+    }
+    const auto score = Scores({summaries.data(), 0, type, dim, 1, query.data()})[0];
+    if (std::isnan(lanes[0])) {
+      EXPECT_TRUE(std::isnan(score));
+    } else {
+      ASSERT_EQ(Bits(score), Bits(lanes[0]));
     }
   }
 }
@@ -114,7 +171,8 @@ TEST_P(ScoreTest, EveryKernelGivesTheSameBits) {
   if (!ScoreKernelSupported(ScoreKernel::kAvx2)) GTEST_SKIP() << "needs AVX2 and F16C";
   std::mt19937 rng(2);
   const ElementType type = GetParam();
-  for (int round = 0; round < 400; ++round) {
+  std::vector<float> scratch;
+  for (int round = 0; round < 600; ++round) {
     const uint32_t dim = 1 + rng() % 150, group = 1 + rng() % 9, blocks = 1 + rng() % 6;
     const bool any_bits = round % 2 == 0;
     const uint32_t gap = rng() % 3;  // odd strides: nothing may lean on alignment
@@ -125,11 +183,20 @@ TEST_P(ScoreTest, EveryKernelGivesTheSameBits) {
       q = std::normal_distribution<float>(0, 2)(rng);
       if (any_bits && rng() % 40 == 0) q = std::array{kInf, -kInf, kNan, 0.0f, -0.0f}[rng() % 5];
     }
-    ScoreInput in{summaries.data(), stride,         type,  dim,
-                  blocks,           queries.data(), group, GroupCombine(rng() % 3)};
+    const double weight =
+        std::array{1.0, 0.0, 0.5, std::uniform_real_distribution<double>(0, 1)(rng)}[rng() % 4];
+    const ScoreInput in{summaries.data(),
+                        stride,
+                        type,
+                        dim,
+                        blocks,
+                        queries.data(),
+                        group,
+                        kEveryCombine[rng() % kEveryCombine.size()],
+                        weight};
     std::vector<float> scalar(blocks), simd(blocks);
-    ScoreBlocksWith(ScoreKernel::kScalar, in, scalar.data());
-    ScoreBlocksWith(ScoreKernel::kAvx2, in, simd.data());
+    ScoreBlocksWith(ScoreKernel::kScalar, in, scalar.data(), scratch);
+    ScoreBlocksWith(ScoreKernel::kAvx2, in, simd.data(), scratch);
     for (uint32_t b = 0; b < blocks; ++b) {
       if (std::isnan(scalar[b])) {
         EXPECT_TRUE(std::isnan(simd[b]));
@@ -146,11 +213,11 @@ TEST_P(ScoreTest, NeverReadsPastTheLastSummary) {
     const size_t bytes = 2 * dim * ElementBytes(type);
     std::vector<std::byte> exact(bytes);  // a sanitizer sees one byte too many
     std::vector<float> query(dim, 1.0f);
-    float score = 1;
-    ScoreBlocks({exact.data(), static_cast<int64_t>(bytes), type, dim, 1, query.data(), 1,
-                 GroupCombine::kMax},
-                &score);
-    EXPECT_EQ(score, 0.0f);
+    for (double weight : {1.0, 0.5}) {
+      const auto scores = Scores({exact.data(), static_cast<int64_t>(bytes), type, dim, 1,
+                                  query.data(), 1, GroupCombine::kMax, weight});
+      EXPECT_EQ(scores[0], 0.0f);
+    }
   }
 }
 
@@ -162,16 +229,44 @@ INSTANTIATE_TEST_SUITE_P(Types, ScoreTest,
 TEST(ScoreCombineTest, NanOfOneHeadMakesTheBlocksScoreNan) {
   const float summary[2] = {-1, 1};
   for (uint32_t at = 0; at < 6; ++at) {
-    for (GroupCombine combine : {GroupCombine::kMax, GroupCombine::kMean, GroupCombine::kSum}) {
+    for (GroupCombine combine : kEveryCombine) {
       std::vector<float> queries(6, 2.0f);
       queries[at] = kNan;
-      float score = 0;
-      ScoreBlocks({reinterpret_cast<const std::byte*>(summary), 8, ElementType::kFloat32, 1, 1,
-                   queries.data(), 6, combine},
-                  &score);
-      EXPECT_TRUE(std::isnan(score));
+      EXPECT_TRUE(std::isnan(Scores({reinterpret_cast<const std::byte*>(summary), 8,
+                                     ElementType::kFloat32, 1, 1, queries.data(), 6, combine})[0]));
     }
   }
+}
+
+// Summaries of one dimension whose min and max are both `keys[b]`, so that a score is q * key.
+std::vector<float> OneDimension(const std::vector<float>& keys, const std::vector<float>& queries,
+                                GroupCombine combine) {
+  std::vector<float> summaries;
+  for (float key : keys) summaries.insert(summaries.end(), {key, key});
+  return Scores({reinterpret_cast<const std::byte*>(summaries.data()), 8, ElementType::kFloat32, 1,
+                 static_cast<uint32_t>(keys.size()), queries.data(),
+                 static_cast<uint32_t>(queries.size()), combine});
+}
+
+// Head 0 likes great keys and has scores ten times those of head 1, which likes small ones.
+TEST(ScoreCombineTest, NormalizedMaxGivesEachHeadItsBestBlock) {
+  EXPECT_EQ(OneDimension({1, 2, 3}, {10, -1}, GroupCombine::kMax),
+            (std::vector<float>{10, 20, 30}));
+  EXPECT_EQ(OneDimension({1, 2, 3}, {10, -1}, GroupCombine::kNormalizedMax),
+            (std::vector<float>{0, -1, 0}));
+  // Six heads are scored four and two at a time.
+  EXPECT_EQ(OneDimension({1, 2, 3}, {10, 10, 10, 10, 10, -1}, GroupCombine::kNormalizedMax),
+            (std::vector<float>{0, -1, 0}));
+}
+
+TEST(ScoreCombineTest, AnInfiniteBestBlockIsStillTheBest) {
+  const auto scores = OneDimension({1, kInf, kNan, -kInf}, {1}, GroupCombine::kNormalizedMax);
+  EXPECT_EQ(scores[0], -kInf);
+  EXPECT_EQ(scores[1], 0.0f);
+  EXPECT_TRUE(std::isnan(scores[2]));
+  EXPECT_EQ(scores[3], -kInf);
+  EXPECT_EQ(OneDimension({-kInf, -kInf}, {1}, GroupCombine::kNormalizedMax),
+            (std::vector<float>{0, 0}));
 }
 
 TEST(TopKTest, AgreesWithAStableSort) {

@@ -300,6 +300,10 @@ TEST_F(WorkingSetStepTest, OptionsAreChecked) {
   refused([](auto* o) { o->resident_blocks = 0; }, "resident_blocks");
   refused([](auto* o) { o->fetch_ratio = -0.1; }, "fetch_ratio");
   refused([](auto* o) { o->fetch_ratio = 1.5; }, "fetch_ratio");
+  refused([](auto* o) { o->bound_weight = -0.1; }, "bound_weight");
+  refused([](auto* o) { o->bound_weight = 1.5; }, "bound_weight");
+  refused([](auto* o) { o->bound_weight = std::numeric_limits<double>::quiet_NaN(); },
+          "bound_weight");
   refused([](auto* o) { o->fetch_ratio = std::numeric_limits<double>::quiet_NaN(); },
           "fetch_ratio");
   refused([](auto* o) { o->max_requests = 0; }, "max_requests");

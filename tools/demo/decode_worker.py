@@ -18,11 +18,9 @@ from handshake import Handshake
 from llama import Llama, log_softmax
 from predictors import PREDICTORS
 from prefill_worker import IDENTITY
-from sparse import SparseAttend, SparseConfig, geometry_of
+from sparse import SCORES, SparseAttend, SparseConfig, geometry_of
 from tokenizer import Tokenizer
 from verify import EntryChecker, check_summaries
-
-COMBINE = oasiskv.Combine.MAX
 
 
 class Session:
@@ -31,7 +29,7 @@ class Session:
     def __init__(self, client: oasiskv.Client, handshake: Handshake, model: Llama, config: SparseConfig, crcs):
         self._client = client
         self._before = client.stats()
-        geometry = geometry_of(model.config)
+        geometry, score = geometry_of(model.config), SCORES[config.score]
         self.reader = client.attach(handshake.sequence, IDENTITY, geometry)
         self.source = oasiskv.Source(self.reader, host_cache=oasiskv.HostCache.ALWAYS)
         self.working_set = oasiskv.WorkingSet(
@@ -40,7 +38,8 @@ class Session:
             resident_blocks=config.budget_blocks,
             fetch_ratio=config.ratio,
             mode=oasiskv.Mode.EXACT if config.mode == "exact" else oasiskv.Mode.CAPPED,
-            combine=COMBINE,
+            combine=score.combine,
+            bound_weight=score.bound_weight,
         )
         self.slot = self.working_set.admit(self.source)
         self.admission_bytes = self.source.stats()["remote_bytes"]
@@ -65,6 +64,7 @@ class Session:
             "late": stats["late"],
             "bytes_moved": stats["bytes_moved"],
             "bytes_used": stats["bytes_used"],
+            "entries_fetched": source["remote_entries"],
             "entries_checked": self.checker.checked,
             **{
                 name: now[name] - self._before[name]
@@ -84,6 +84,11 @@ def with_draft(tokens: list[int], position: int, predictor: str) -> list[int]:
     return [tokens[position]] if draft is None else [tokens[position], draft]
 
 
+def standard_error(samples: np.ndarray) -> float:
+    """Of their mean; 0 of a single one."""
+    return float(np.std(samples, ddof=1) / len(samples) ** 0.5) if len(samples) > 1 else 0.0
+
+
 def run_config(session: Session, model: Llama, handshake: Handshake, config: SparseConfig) -> dict:
     """Teacher-forced over the document's own continuation."""
     tokens, context = handshake.tokens, handshake.context_tokens
@@ -96,12 +101,16 @@ def run_config(session: Session, model: Llama, handshake: Handshake, config: Spa
         nll.append(float(-log_softmax(logits)[tokens[position + 1]]))
         greedy.append(int(logits.argmax()))
     seconds = time.monotonic() - started
+    extra = np.array(nll) - np.array(handshake.baseline.nll)
     return {
         "mode": config.mode,
         "fetch_ratio": config.ratio,
         "predictor": config.predictor,
         "budget_blocks": config.budget_blocks,
+        "score": config.score,
         "nll_sparse": float(np.mean(nll)),
+        "nll_extra": float(np.mean(extra)),
+        "nll_extra_error": standard_error(extra),
         "token_match": float(np.mean(np.array(greedy) == np.array(handshake.baseline.greedy))),
         "drafted_steps": drafted,
         "ms_per_step": 1000 * seconds / len(nll),

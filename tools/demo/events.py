@@ -27,11 +27,12 @@ def wait_until_unwanted() -> None:
 class Worker:
     """Parent side of one worker process; stderr goes to a log file. Thread contract: one thread.
 
-    blas_threads: threads of numpy's matrix products, unless OPENBLAS_NUM_THREADS is set already. They
-    spin while they wait for one another, so a worker beside whom others work is given one.
+    numpy's matrix products have one thread, unless OPENBLAS_NUM_THREADS is set already: several spin
+    while they wait for one another, which costs far more on a machine that others use than it gains,
+    and decoding leaves the other cores to the working set's own threads.
     """
 
-    def __init__(self, name: str, arguments: list[str], log: Path, blas_threads: int):
+    def __init__(self, name: str, arguments: list[str], log: Path):
         self._name = name
         self._log = log
         with open(log, "w") as stream:
@@ -41,7 +42,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=stream,
                 text=True,
-                env={"OPENBLAS_NUM_THREADS": str(blas_threads), **os.environ},
+                env={"OPENBLAS_NUM_THREADS": "1", **os.environ},
             )
 
     def events(self, last: str):

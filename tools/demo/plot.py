@@ -7,6 +7,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402 - after the backend is chosen
 
+from report import NLL_LIMIT  # noqa: E402
+
 _MIB = 2.0**20
 _PREDICTORS = {"previous": "#c9762b", "ngram": "#2f5d8c", "oracle": "#4b9560"}
 _ADMISSION = "#ccd1d9"
@@ -14,18 +16,23 @@ _MUTED = "#666666"
 
 
 class _Clusters:
-    """One cluster of bars a (mode, cap), one bar in it a predictor."""
+    """One cluster of bars a (mode, cap), one bar in it a predictor; not every mode has all of them."""
 
     def __init__(self, rows: list[dict]):
         self.rows = rows
         self._groups = sorted({(row["mode"], row["fetch_ratio"]) for row in rows})
-        present = {row["predictor"] for row in rows}
-        self._names = [name for name in _PREDICTORS if name in present]
-        self.width = 0.84 / len(self._names)
+        self._present = {
+            group: [name for name in _PREDICTORS
+                    if any((row["mode"], row["fetch_ratio"], row["predictor"]) == (*group, name) for row in rows)]
+            for group in self._groups
+        }
+        self.width = 0.84 / max(len(names) for names in self._present.values())
 
     def x(self, row: dict) -> float:
-        offset = self._names.index(row["predictor"]) - (len(self._names) - 1) / 2
-        return self._groups.index((row["mode"], row["fetch_ratio"])) + offset * self.width
+        group = (row["mode"], row["fetch_ratio"])
+        names = self._present[group]
+        offset = names.index(row["predictor"]) - (len(names) - 1) / 2
+        return self._groups.index(group) + offset * self.width
 
     def dress(self, axes, label: bool) -> None:
         names = [f"{mode}\ncap {ratio:g}" if label else "" for mode, ratio in self._groups]
@@ -62,13 +69,25 @@ def _bytes_panel(axes, clusters: _Clusters, report: dict) -> None:
 
 
 def _cost_panel(axes, clusters: _Clusters, report: dict) -> None:
-    cost = lambda row: row["nll_sparse"] - report["nll_full"]  # noqa: E731
-    clusters.bars(axes, cost, lambda row: f"{cost(row):+.2f}")
-    costs = [cost(row) for row in clusters.rows]
+    cost = lambda row: row["nll_extra"]  # noqa: E731
+    clusters.bars(axes, cost, None)
+    high, low = 0.06, 0.0
+    for row in clusters.rows:
+        x, error = clusters.x(row), row["nll_extra_error"]
+        axes.errorbar(x, cost(row), error, color=_MUTED, linewidth=0.8, capsize=1.5)
+        axes.annotate(f"{cost(row):+.2f}".replace("0.", "."), (x, 0.02), xycoords=("data", "axes fraction"), ha="center",
+                      fontsize=6.5, color=_MUTED)
+        high, low = max(high, cost(row) + error), min(low, cost(row) - error)
+    published = report["published_score"]["nll_extra"]
+    for value, name in ((published, "exact with the\npublished score"), (NLL_LIMIT, "limit of\nexact mode")):
+        axes.axhline(value, color=_MUTED, linestyle=":", linewidth=1)
+        axes.annotate(name, (1, value), (4, 0), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", va="center", fontsize=7.5, color=_MUTED)
     axes.axhline(0, color=_MUTED, linewidth=1)
-    axes.set_ylim(min(0, *costs) * 1.1, max(0.06, *costs) * 1.15)
+    high = max(high, published) * 1.1
+    axes.set_ylim(low - 0.1 * (high - low), high)  # room for the row of figures at the bottom
     axes.set_ylabel("extra nll, nats a token")
-    axes.set_title("Quality lost against full attention (lower is better)", fontsize=10, loc="left")
+    axes.set_title("Quality lost against full attention, with standard errors (lower is better)", fontsize=10, loc="left")
     clusters.dress(axes, label=False)
 
 
@@ -85,7 +104,7 @@ def draw(report: dict, path: Path) -> None:
     clusters = _Clusters(report["rows"])
     figure, panels = plt.subplot_mosaic(
         [["bytes", "cost"], ["bytes", "match"]], figsize=(13, 5.8), layout="constrained",
-        height_ratios=[3, 2],
+        height_ratios=[3, 2], width_ratios=[5, 6],
     )
     _bytes_panel(panels["bytes"], clusters, report)
     _cost_panel(panels["cost"], clusters, report)

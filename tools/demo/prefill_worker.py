@@ -16,7 +16,7 @@ from gguf_model import load_model
 from handshake import Baseline, Handshake
 from llama import Llama, log_softmax
 from prose import TextError, load_prose
-from sparse import BLOCK_TOKENS, geometry_of
+from sparse import BLOCK_TOKENS, SCORES, geometry_of
 from tokenizer import Tokenizer
 from verify import entry_crcs, summary_crcs
 
@@ -110,7 +110,10 @@ def main() -> None:
         store_seconds += time.monotonic() - stored
         events.emit("progress", text=f"prefill: {last} of {context} tokens computed and stored")
     queries = first_queries(model, cache, tokens[context], context)
-    producer.seal(context, first_queries=queries, top_k=options.top_k)
+    score = SCORES["normalized"]
+    producer.seal(
+        context, first_queries=queries, top_k=options.top_k, combine=score.combine, bound_weight=score.bound_weight
+    )
     events.emit(
         "progress",
         text=f"sealed, with the first step's top-K; {prefill_seconds:.1f} s of computing, "

@@ -23,15 +23,27 @@ BLOCK_TOKENS = 16
 
 
 @dataclass(frozen=True)
+class Score:
+    """What a block is worth to a query (oasiskv/selection.h has the formulas)."""
+
+    combine: oasiskv.Combine
+    bound_weight: float
+
+
+# README.md says on which text "normalized" was chosen; "published" is the paper's, for reference.
+SCORES = {
+    "normalized": Score(oasiskv.Combine.NORMALIZED_MAX, 0.5),
+    "published": Score(oasiskv.Combine.MAX, 1.0),
+}
+
+
+@dataclass(frozen=True)
 class SparseConfig:
     mode: str  # "capped" or "exact"
     ratio: float  # at most ratio * budget_blocks may change per head, layer and step (capped)
     predictor: str
     budget_blocks: int  # K, resident blocks per layer and KV head
-
-    @property
-    def name(self) -> str:
-        return f"{self.mode} {self.ratio:g} {self.predictor} K={self.budget_blocks}"
+    score: str = "normalized"  # a name of SCORES
 
 
 def geometry_of(config: ModelConfig) -> oasiskv.Geometry:
@@ -44,23 +56,47 @@ def geometry_of(config: ModelConfig) -> oasiskv.Geometry:
     )
 
 
-def gather(view: oasiskv.ResidentView) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values of the residents and the local block in ascending token position, float32
-    [kv_heads, tokens, head_dim]."""
-    kv_heads, pages, _, block_tokens, head_dim = view.pages.shape
-    order = np.argsort(view.map, axis=1, kind="stable")
-    free = np.count_nonzero(view.map < 0, axis=1)
-    if np.any(free != free[0]):
-        raise RuntimeError(f"KV heads hold different numbers of blocks: {pages - 1 - free}")
-    entries = view.pages[np.arange(kv_heads)[:, None], order[:, free[0] :]]
-    resident = entries.shape[1] * block_tokens
-    both = []
-    for half in (0, 1):
-        out = np.empty((kv_heads, resident + view.local_tokens, head_dim), dtype=np.float32)
-        out[:, :resident] = entries[:, :, half].reshape(kv_heads, resident, head_dim)
-        out[:, resident:] = view.pages[:, -1, half, : view.local_tokens]
-        both.append(out)
-    return both[0], both[1]
+@dataclass(frozen=True)
+class Part:
+    """KV heads that hold equally many tokens, and those in ascending position."""
+
+    heads: np.ndarray
+    keys: np.ndarray  # float32 [heads, tokens, head_dim]
+    values: np.ndarray
+
+
+def gather(view: oasiskv.ResidentView) -> list[Part]:
+    """The residents and the local block. One part as a rule: heads hold different numbers of blocks
+    only where the working set gave up some that were late."""
+    _, _, _, block_tokens, head_dim = view.pages.shape
+    order = np.argsort(view.map, axis=1, kind="stable")  # empty pages, -1, come first
+    empty = np.count_nonzero(view.map < 0, axis=1)
+    parts = []
+    for free in np.unique(empty):
+        heads = np.flatnonzero(empty == free)
+        entries = view.pages[heads[:, None], order[heads, free:]]
+        resident = entries.shape[1] * block_tokens
+        both = []
+        for half in (0, 1):
+            out = np.empty((len(heads), resident + view.local_tokens, head_dim), dtype=np.float32)
+            out[:, :resident] = entries[:, :, half].reshape(len(heads), resident, head_dim)
+            out[:, resident:] = view.pages[heads, -1, half, : view.local_tokens]
+            both.append(out)
+        parts.append(Part(heads, *both))
+    return parts
+
+
+def attend_parts(q: np.ndarray, parts: list[Part], k_new: np.ndarray, v_new: np.ndarray) -> np.ndarray:
+    """attend_rows over every part's heads; shapes as there."""
+    rows, query_heads, head_dim = q.shape
+    kv_heads = k_new.shape[1]
+    grouped = q.reshape(rows, kv_heads, query_heads // kv_heads, head_dim)
+    out = np.empty_like(grouped)
+    for part in parts:
+        queries = grouped[:, part.heads].reshape(rows, -1, head_dim)
+        mixed = attend_rows(queries, part.keys, part.values, k_new[:, part.heads], v_new[:, part.heads])
+        out[:, part.heads] = mixed.reshape(rows, len(part.heads), -1, head_dim)
+    return out.reshape(q.shape)
 
 
 class SparseAttend:
@@ -88,7 +124,6 @@ class SparseAttend:
         view = working_set.view(layer, slot)
         if self._observe is not None:
             self._observe(layer, view)
-        keys, values = gather(view)
-        out = attend_rows(q, keys, values, k_new, v_new)
+        out = attend_parts(q, gather(view), k_new, v_new)
         working_set.attention_done(layer, slot)
         return out

@@ -162,7 +162,18 @@ typedef struct oasiskv_kv_view {
   int64_t head_stride;
 } oasiskv_kv_view;
 
-enum { OASISKV_COMBINE_MAX = 0, OASISKV_COMBINE_MEAN = 1, OASISKV_COMBINE_SUM = 2 };
+/* How the query heads of a KV head are combined; OASISKV_COMBINE_NORMALIZED_MAX takes each head's
+ * own best score from its scores first (oasiskv/selection.h says why). */
+enum {
+  OASISKV_COMBINE_MAX = 0,
+  OASISKV_COMBINE_MEAN = 1,
+  OASISKV_COMBINE_SUM = 2,
+  OASISKV_COMBINE_NORMALIZED_MAX = 3
+};
+
+/* bound_weight of the structures below: how much of a summary's range counts in a score, above 0
+ * and at most 1 (oasiskv/selection.h has the formula). Since 0 means the default, which is 1 (the
+ * upper bound), any negative number stands for a weight of 0 (the middle of the range). */
 
 typedef struct oasiskv_seal_spec {
   size_t struct_size;
@@ -173,6 +184,7 @@ typedef struct oasiskv_seal_spec {
   uint32_t top_k; /* 0: 128 */
   const void* blob;
   size_t blob_size;
+  double bound_weight; /* 0: 1.0; negative: a weight of 0 */
 } oasiskv_seal_spec;
 
 OASISKV_API int oasiskv_producer_open(oasiskv_client* client, const oasiskv_producer_spec* spec,
@@ -187,6 +199,8 @@ OASISKV_API int oasiskv_producer_commit_written(oasiskv_producer* producer);
 OASISKV_API int oasiskv_producer_commit(oasiskv_producer* producer, uint32_t first_layer,
                                         uint32_t layer_count, uint32_t first_block,
                                         uint32_t block_count);
+/* The sealed sequence lives until it is released; the daemon releases it itself when nobody has it
+ * attached for its --unattended_ttl (10 minutes unless set). */
 OASISKV_API int oasiskv_producer_seal(oasiskv_producer* producer, const oasiskv_seal_spec* spec);
 OASISKV_API int oasiskv_producer_abort(oasiskv_producer* producer, const char* reason);
 
@@ -294,6 +308,7 @@ typedef struct oasiskv_working_set_options {
   uint64_t late_deadline_ms; /* 0: 5,000 */
   uint32_t max_requests;     /* 0: 1 */
   uint32_t max_blocks;       /* 0: 8,192 */
+  double bound_weight;       /* 0: 1.0; negative: a weight of 0 */
 } oasiskv_working_set_options;
 
 typedef struct oasiskv_working_set_stats {

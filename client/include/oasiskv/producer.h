@@ -41,6 +41,7 @@ struct SealSpec {
   const float* first_queries = nullptr;
   uint32_t query_heads = 0;
   GroupCombine combine = GroupCombine::kMax;
+  double bound_weight = kDefaultBoundWeight;  // in [0, 1], see selection.h
   uint32_t top_k = 128;
   std::string blob;  // opaque to the service; at most the daemon's limit
 };
@@ -73,6 +74,8 @@ class OASISKV_EXPORT Producer {
   absl::Status Commit(LayerIndex first_layer, uint32_t layer_count, BlockIndex first_block,
                       uint32_t block_count);
   // Commits what is left, publishes token count, first top-K and blob, and ends the writer's grant.
+  // The sequence then lives until it is released; the daemon releases it itself when nobody has it
+  // attached for its --unattended_ttl (10 minutes unless set).
   absl::Status Seal(const SealSpec& spec);
   // Throws the sequence away.
   absl::Status Abort(const std::string& reason);

@@ -4,7 +4,19 @@
 namespace oasiskv {
 
 // How the query heads of one GQA group are combined into one score per block of their KV head.
-enum class GroupCombine { kMax = 0, kMean = 1, kSum = 2 };
+// kNormalizedMax takes from each head's scores that head's own best one before the maximum. Softmax
+// normalises every query head by itself, so that a score says only how much less than its head's
+// best block a block is worth; under kMax a head with large scores speaks for the whole group.
+enum class GroupCombine { kMax = 0, kMean = 1, kSum = 2, kNormalizedMax = 3 };
+
+// bound_weight a, in [0, 1]: how much of a summary's range counts. With mid and half the middle and
+// half the width of a block's keys in each dimension, a query head scores the block
+//   q.mid + a * sum_d |q_d| * half_d  =  (1 + a)/2 * sum_d max(q_d * min_d, q_d * max_d)
+//                                      + (1 - a)/2 * sum_d min(q_d * min_d, q_d * max_d).
+// 1: the upper bound of q.k over the block (the published score). 0: the box's middle. The bound is
+// reached only by a key that is extreme in every dimension at once, so that it favours blocks of
+// widely spread keys.
+inline constexpr double kDefaultBoundWeight = 1.0;
 
 // kCapped: at most floor(fetch_ratio x K) blocks change per head, layer and step (mechanism.md
 // section 2). kExact: the true top-K is resolved before attention; prediction only warms the

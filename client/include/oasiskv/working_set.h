@@ -26,6 +26,7 @@ struct WorkingSetOptions {
       0.05;  // C = floor(ratio x K) blocks may change per head, layer and step (kCapped)
   SelectionMode mode = SelectionMode::kCapped;
   GroupCombine combine = GroupCombine::kMax;
+  double bound_weight = kDefaultBoundWeight;  // in [0, 1], see selection.h
   LatePolicy late = LatePolicy::kWait;
   LossPolicy loss = LossPolicy::kFail;
   std::chrono::nanoseconds late_deadline =

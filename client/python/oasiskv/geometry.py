@@ -30,6 +30,15 @@ class Combine(enum.IntEnum):
     MAX = 0
     MEAN = 1
     SUM = 2
+    NORMALIZED_MAX = 3  # each head's scores less that head's own best, then the maximum
+
+
+def bound_weight_to_c(weight: float) -> float:
+    """How much of a summary's range counts in a score: 1 the upper bound, 0 the middle (oasiskv/selection.h has the
+    formula). The C ABI keeps 0 for the default and takes a negative number for 0."""
+    if not 0 <= weight <= 1:
+        raise ValueError(f"bound_weight is {weight}; it must be between 0 and 1 (1: the bound)")
+    return weight if weight > 0 else -1.0
 
 
 @dataclass(frozen=True)

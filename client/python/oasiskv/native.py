@@ -8,6 +8,8 @@ import os
 import pathlib
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
+import numpy as np
+
 from oasiskv.errors import error_for
 
 
@@ -82,6 +84,7 @@ CSealSpec = _struct(
     ("top_k", c_uint32),
     ("blob", c_char_p),
     ("blob_size", c_size_t),
+    ("bound_weight", c_double),
 )
 CReaderSpec = _struct(
     "CReaderSpec",
@@ -119,6 +122,7 @@ CWorkingSetOptions = _struct(
     ("late_deadline_ms", c_uint64),
     ("max_requests", c_uint32),
     ("max_blocks", c_uint32),
+    ("bound_weight", c_double),
 )
 CWorkingSetStats = _struct(
     "CWorkingSetStats",
@@ -256,9 +260,9 @@ def set_log_level(level: int) -> None:
 
 def crc32c(data, seed: int = 0) -> int:
     """CRC32C (RFC 3720) of anything with the buffer interface, continued from `seed`."""
-    view = memoryview(data).cast("B")
+    view = memoryview(data)
     if view.nbytes == 0:
         return seed
-    if view.readonly:
-        view = memoryview(bytearray(view))
-    return _lib.oasiskv_crc32c(ctypes.addressof(ctypes.c_char.from_buffer(view)), view.nbytes, seed)
+    # ctypes gives no address of a read-only buffer, numpy does. The array keeps the memory for the call.
+    array = np.frombuffer(view.cast("B"), dtype=np.uint8)
+    return _lib.oasiskv_crc32c(array.ctypes.data, array.size, seed)

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 
 from oasiskv import native
-from oasiskv.geometry import Combine, Geometry, Packing
+from oasiskv.geometry import Combine, Geometry, Packing, bound_weight_to_c
 from oasiskv.memory import as_array
 from oasiskv.native import Handle, call, text
 
@@ -48,10 +48,14 @@ class Producer(Handle):
         call("producer_commit", self.raw, first_layer, layer_count, first_block, block_count)
 
     def seal(self, token_count: int, *, first_queries: np.ndarray = None, top_k: int = 128,
-             combine: Combine = Combine.MAX, blob: bytes = b"") -> None:
+             combine: Combine = Combine.MAX, bound_weight: float = 1.0, blob: bytes = b"") -> None:
         """Commits what is left and ends writing. `first_queries`, float32 [layers, query_heads, head_dim]: the first
-        decode step's queries after RoPE, of which the per-head top-K is computed and published."""
-        spec = native.CSealSpec(token_count=token_count, combine=combine, top_k=top_k, blob=blob, blob_size=len(blob))
+        decode step's queries after RoPE, of which the per-head top-K is computed and published. `combine` and
+        `bound_weight` (0 to 1) should be those of the decode side's working set."""
+        spec = native.CSealSpec(
+            token_count=token_count, combine=combine, bound_weight=bound_weight_to_c(bound_weight), top_k=top_k,
+            blob=blob, blob_size=len(blob),
+        )
         if first_queries is not None:
             queries = as_array(first_queries, np.float32, (self.geometry.layers, None, self.geometry.head_dim),
                                "first_queries")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oasiskv import native
-from oasiskv.geometry import Combine, Geometry, Packing
+from oasiskv.geometry import Combine, Geometry, Packing, bound_weight_to_c
 from oasiskv.memory import as_array, view_at
 from oasiskv.native import Handle, call
 
@@ -76,8 +76,9 @@ class WorkingSet(Handle):
     _kind = "working_set"
 
     def __init__(self, geometry: Geometry, query_heads: int, *, resident_blocks: int = 128, fetch_ratio: float = 0.05,
-                 mode: Mode = Mode.CAPPED, combine: Combine = Combine.MAX, late: Late = Late.WAIT,
-                 loss: Loss = Loss.FAIL, late_deadline: float = 5.0, max_requests: int = 1, max_blocks: int = 8192):
+                 mode: Mode = Mode.CAPPED, combine: Combine = Combine.MAX, bound_weight: float = 1.0,
+                 late: Late = Late.WAIT, loss: Loss = Loss.FAIL, late_deadline: float = 5.0, max_requests: int = 1,
+                 max_blocks: int = 8192):
         self.geometry = geometry
         self.query_heads = query_heads
         self.resident_blocks = resident_blocks
@@ -85,6 +86,7 @@ class WorkingSet(Handle):
             geometry=ctypes.pointer(geometry.to_c()), query_heads=query_heads, resident_blocks=resident_blocks,
             fetch_ratio=fetch_ratio if fetch_ratio > 0 else -1.0, mode=mode, combine=combine, late=late, loss=loss,
             late_deadline_ms=max(1, round(late_deadline * 1000)), max_requests=max_requests, max_blocks=max_blocks,
+            bound_weight=bound_weight_to_c(bound_weight),
         )
         out = ctypes.c_void_p()
         call("working_set_create", ctypes.byref(options), ctypes.byref(out))

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "common/fabric/coalesce.h"
 #include "common/fabric/fabric.h"
-#include "common/fabric/shm/write_gate.h"
+#include "common/fabric/write_gate.h"
 #include "common/mapped_memory.h"
 #include "common/mutex.h"
 

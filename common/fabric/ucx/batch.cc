@@ -17,26 +17,6 @@ MonotonicTime Now() { return std::chrono::steady_clock::now(); }
 
 }  // namespace
 
-bool Ledger::StartWrite(GrantId grant) {
-  MutexLock lock(mutex_);
-  if (fenced_.contains(grant)) return false;
-  ++writes_[grant];
-  return true;
-}
-
-void Ledger::EndWrite(GrantId grant) {
-  MutexLock lock(mutex_);
-  auto it = writes_.find(grant);
-  if (--it->second == 0) writes_.erase(it);
-  write_ended_.NotifyAll();
-}
-
-void Ledger::Fence(GrantId grant) {
-  MutexLock lock(mutex_);
-  fenced_.insert(grant);
-  while (writes_.contains(grant)) write_ended_.Wait(mutex_);
-}
-
 void Ledger::Count(uint64_t ConnectionStats::*counter, uint64_t by) {
   MutexLock lock(mutex_);
   stats_.*counter += by;
@@ -101,7 +81,8 @@ void Batch::End(const absl::Status& status) {
     // Before anybody can learn of the outcome, so that whoever has it finds it counted.
     ledger_->CountEnd(status);
     ended_.store(true, std::memory_order_release);
-    if (write_started_) ledger_->EndWrite(grant->id);  // a fence that waits for it finds it ended
+    if (write_started_)
+      ledger_->gate().Leave(grant->id);  // a fence that waits for it finds it ended
   }
   ended_changed_.NotifyAll();
 }

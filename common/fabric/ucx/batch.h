@@ -8,12 +8,11 @@
 #include <optional>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "common/clock.h"
 #include "common/fabric/coalesce.h"
 #include "common/fabric/fabric.h"
+#include "common/fabric/write_gate.h"
 #include "common/mutex.h"
 
 namespace oasiskv::fabric::ucx {
@@ -24,11 +23,8 @@ namespace oasiskv::fabric::ucx {
 // outlive the connection.
 class Ledger {
  public:
-  // False when `grant` was fenced: the write must not start.
-  bool StartWrite(GrantId grant);
-  void EndWrite(GrantId grant);
-  // Lets no more writes under `grant` start and returns when none runs.
-  void Fence(GrantId grant);
+  // Which writes may start; a write is inside while it runs.
+  WriteGate& gate() { return gate_; }
 
   void Count(uint64_t ConnectionStats::*counter, uint64_t by = 1);
   // Counts a batch by how it ended.
@@ -36,11 +32,9 @@ class Ledger {
   ConnectionStats Stats() const;
 
  private:
+  WriteGate gate_;
   mutable Mutex mutex_;
-  CondVar write_ended_;
   ConnectionStats stats_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<GrantId, uint32_t> writes_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_set<GrantId> fenced_ ABSL_GUARDED_BY(mutex_);
 };
 
 // A contiguous stretch of a batch. `local` is read from by writes, written to by reads.
@@ -75,7 +69,7 @@ class Batch {
   // --- set up before the batch is shared ---
   template <typename Piece>
   absl::Status Prepare(std::span<const Piece> pieces);
-  // The batch is a write that StartWrite let in: End must give it back.
+  // The batch is a write that the gate let in: End must leave it.
   void set_write_started() { write_started_ = true; }
 
   // --- any thread ---

@@ -1,42 +1,18 @@
-// The client's half: one thread owns the worker and the endpoint; callers hand batches over and
-// wait.
+// The client's life: connecting, taking batches, the progress thread's loop, losing the daemon.
+#include "common/fabric/ucx/client.h"
+
 #include <ucp/api/ucp.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
-#include <deque>
-#include <memory>
-#include <string>
-#include <thread>
 #include <utility>
-#include <vector>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/strings/str_cat.h"
 #include "common/address.h"
-#include "common/fabric/connect.h"
-#include "common/fabric/ucx/batch.h"
-#include "common/fabric/ucx/worker.h"
-#include "common/log.h"
-#include "common/mutex.h"
-#include "common/pause_point.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
 namespace oasiskv::fabric::ucx {
 namespace {
 
-// What one read asks for at most: large, so that headers, trailers and checks cost little; small
-// against the window, so that several batches share it and the next request is at the daemon before
-// the last is answered.
-constexpr uint64_t kReadRequestBytes = uint64_t{512} << 10;
-// A window with less room than this waits for more, lest requests be cut ever smaller.
-constexpr uint64_t kMinRequestBytes = uint64_t{64} << 10;
-// Half of what the daemon tolerates.
-constexpr size_t kMaxRequests = kMaxOpenRequests / 2;
-// Write messages that UCX holds a copy of at a time.
-constexpr size_t kMaxWritesPosted = 8;
 // How long the thread looks for answers before it sleeps.
 constexpr Duration kSpin = std::chrono::microseconds(50);
 // How often deadlines are looked at while there is other work to do.
@@ -62,132 +38,7 @@ class UcxTransfer final : public Transfer {
   const std::shared_ptr<Batch> batch_;
 };
 
-// Thread contract: as Connection. What stands under "progress thread" belongs to that thread.
-class UcxConnection final : public Connection, private ArrivalHandler {
- public:
-  static absl::StatusOr<std::unique_ptr<Connection>> Connect(const UcxConnectOptions& options);
-  ~UcxConnection() override;
-
-  std::unique_ptr<Transfer> Read(std::shared_ptr<const GrantView> grant,
-                                 std::span<const ReadPiece> pieces,
-                                 MonotonicTime deadline) override {
-    return Start(Access::kRead, std::move(grant), pieces, deadline);
-  }
-  std::unique_ptr<Transfer> Write(std::shared_ptr<const GrantView> grant,
-                                  std::span<const WritePiece> pieces,
-                                  MonotonicTime deadline) override {
-    return Start(Access::kWrite, std::move(grant), pieces, deadline);
-  }
-  // The daemon checks every write when it arrives, so it needs no word of this.
-  void FenceWriter(GrantId grant) override { ledger_->Fence(grant); }
-  absl::Status Health() override {
-    MutexLock lock(mutex_);
-    return lost_;
-  }
-  Kind kind() const override { return Kind::kUcx; }
-  ConnectionId connection_id() const override { return ConnectionId(0); }
-  std::string Describe() const override {
-    return absl::StrCat("ucx to ", options_.address, ", transports ", worker_->transports(),
-                        ", active messages");
-  }
-  ConnectionStats Stats() const override { return ledger_->Stats(); }
-
- private:
-  class WriteMessage;
-  class PlainMessage;
-
-  struct OpenRequest {
-    std::shared_ptr<Batch> batch;
-    BatchCursor from;
-    uint64_t bytes = 0;
-    uint64_t arrived = 0;  // reads only
-    bool answered = false;
-    uint64_t word = 0;
-  };
-  using Requests = absl::flat_hash_map<uint64_t, OpenRequest>;
-
-  explicit UcxConnection(const UcxConnectOptions& options)
-      : options_(options), ledger_(std::make_shared<Ledger>()) {}
-
-  absl::Status Handshake();
-  template <typename Piece>
-  std::unique_ptr<Transfer> Start(Access access, std::shared_ptr<const GrantView> grant,
-                                  std::span<const Piece> pieces, MonotonicTime deadline);
-  absl::Status Submit(const std::shared_ptr<Batch>& batch);
-
-  // --- progress thread ---
-  void Run();
-  bool TakeSubmitted();
-  bool Issue();
-  bool IssueOne(const std::shared_ptr<Batch>& batch);
-  std::vector<RemoteRange> NextRanges(Batch& batch, uint64_t max_bytes, size_t max_ranges,
-                                      uint64_t& bytes) const;
-  void SendRead(OpenRequest request, uint64_t id, const std::vector<RemoteRange>& ranges);
-  bool SendWrite(OpenRequest request, uint64_t id, const std::vector<RemoteRange>& ranges);
-  void OnArrival(const Arrival& arrival) override;
-  void OnHelloReply(const Arrival& arrival);
-  void OnData(const Arrival& arrival);
-  void OnTrailer(const Arrival& arrival);
-  void Finish(Requests::iterator it);
-  void Lose(const absl::Status& why);
-  void Sweep(MonotonicTime now);
-  void CloseEndpoint();
-
-  static void OnEndpointError(void* arg, ucp_ep_h endpoint, ucs_status_t status) {
-    static_cast<UcxConnection*>(arg)->OnError(ucs_status_string(status));
-  }
-  void OnError(absl::string_view why);
-
-  const UcxConnectOptions options_;
-  const std::shared_ptr<Ledger> ledger_;
-  std::unique_ptr<Worker> worker_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
-
-  mutable Mutex mutex_;
-  CondVar greeted_changed_;
-  bool greeted_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Status lost_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<Batch>> submitted_ ABSL_GUARDED_BY(mutex_);
-
-  // --- progress thread ---
-  ucp_ep_h endpoint_ = nullptr;
-  bool failed_ = false;                        // lost_ is set
-  std::deque<std::shared_ptr<Batch>> asking_;  // with bytes not asked for yet, served in turn
-  std::vector<std::shared_ptr<Batch>> live_;   // not known to have ended, for their deadlines
-  std::vector<std::shared_ptr<Batch>> taken_;
-  Requests requests_;
-  uint64_t next_request_ = 1;
-  uint64_t bytes_in_flight_ = 0;
-  size_t writes_posted_ = 0;
-  size_t sends_in_flight_ = 0;
-  MonotonicTime next_deadline_ = MonotonicTime::max();
-};
-
-// What needs no memory but its own.
-class UcxConnection::PlainMessage : public Message {
- public:
-  PlainMessage(UcxConnection& connection, MessageId message_id, const void* head, size_t bytes)
-      : Message(message_id, head, bytes), connection_(connection) {
-    ++connection_.sends_in_flight_;
-  }
-  void OnSent(bool ok) override { --connection_.sends_in_flight_; }
-
- protected:
-  UcxConnection& connection_;
-};
-
-class UcxConnection::WriteMessage : public PlainMessage {
- public:
-  WriteMessage(UcxConnection& connection, const WriteRequest& head)
-      : PlainMessage(connection, MessageId::kWrite, &head, sizeof(head)) {
-    ++connection_.writes_posted_;
-  }
-  void OnSent(bool ok) override {
-    --connection_.writes_posted_;
-    PlainMessage::OnSent(ok);
-  }
-};
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Connection>> UcxConnection::Connect(
     const UcxConnectOptions& options) {
@@ -209,7 +60,9 @@ absl::StatusOr<std::unique_ptr<Connection>> UcxConnection::Connect(
   params.sockaddr.addr = socket_address.get();
   params.sockaddr.addrlen = socket_address.length;
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler.cb = &OnEndpointError;
+  params.err_handler.cb = [](void* arg, ucp_ep_h, ucs_status_t why) {
+    static_cast<UcxConnection*>(arg)->OnError(ucs_status_string(why));
+  };
   params.err_handler.arg = out.get();
   const ucs_status_t status = ucp_ep_create(out->worker_->get(), &params, &out->endpoint_);
   if (status != UCS_OK) {
@@ -269,7 +122,7 @@ std::unique_ptr<Transfer> UcxConnection::Start(Access access,
   }
   if (status.ok()) status = batch->Prepare(pieces);
   if (status.ok() && access == Access::kWrite) {
-    if (ledger_->StartWrite(batch->grant->id)) {
+    if (ledger_->gate().Enter(batch->grant->id)) {
       batch->set_write_started();
     } else {
       status =
@@ -330,227 +183,6 @@ bool UcxConnection::TakeSubmitted() {
   return true;
 }
 
-// Hands requests to UCX, one a batch in turn, while the window has room.
-bool UcxConnection::Issue() {
-  bool issued = false;
-  // A batch that cannot go on (writes wait for UCX to take the copies) must not hold up the others.
-  size_t held_up = 0;
-  while (held_up < asking_.size() && requests_.size() < kMaxRequests) {
-    const bool full = bytes_in_flight_ + kMinRequestBytes > options_.window_bytes;
-    if (full && bytes_in_flight_ > 0) break;
-    std::shared_ptr<Batch> batch = std::move(asking_.front());
-    asking_.pop_front();
-    if (batch->ended()) continue;
-    if (IssueOne(batch)) {
-      issued = true;
-      held_up = 0;
-    } else {
-      ++held_up;
-    }
-    if (batch->ended()) continue;
-    if (batch->all_asked()) {
-      batch->MarkPosted();
-    } else {
-      asking_.push_back(std::move(batch));
-    }
-  }
-  return issued;
-}
-
-bool UcxConnection::IssueOne(const std::shared_ptr<Batch>& batch) {
-  const bool write = batch->access == Access::kWrite;
-  if (write && writes_posted_ >= kMaxWritesPosted) return false;
-  const uint64_t room = options_.window_bytes > bytes_in_flight_
-                            ? options_.window_bytes - bytes_in_flight_
-                            : uint64_t{0};
-  const uint64_t most =
-      std::min(std::max(room, kMinRequestBytes), write ? kMaxPayloadBytes : kReadRequestBytes);
-  OpenRequest request;
-  request.batch = batch;
-  request.from = batch->next;
-  const std::vector<RemoteRange> ranges =
-      NextRanges(*batch, most, write ? kMaxWriteRanges : kMaxReadRanges, request.bytes);
-  const uint64_t bytes = request.bytes;
-  const uint64_t id = next_request_++;
-  if (!write) {
-    SendRead(std::move(request), id, ranges);
-  } else if (!SendWrite(std::move(request), id, ranges)) {
-    return true;  // the batch ended meanwhile
-  }
-  bytes_in_flight_ += bytes;
-  ++batch->open_requests;
-  ledger_->Count(&ConnectionStats::requests, ranges.size());
-  return true;
-}
-
-// The next ranges of a batch, and moves it past them. Ranges that touch in the frame are one,
-// wherever their bytes lie on this side.
-std::vector<RemoteRange> UcxConnection::NextRanges(Batch& batch, uint64_t max_bytes,
-                                                   size_t max_ranges, uint64_t& bytes) const {
-  std::vector<RemoteRange> ranges;
-  bytes = 0;
-  BatchCursor& next = batch.next;
-  while (!batch.all_asked() && bytes < max_bytes) {
-    const Stretch& stretch = batch.stretches()[next.stretch];
-    const auto part =
-        static_cast<uint32_t>(std::min(stretch.bytes - next.offset, max_bytes - bytes));
-    const auto offset = static_cast<uint32_t>(stretch.offset + next.offset);
-    if (!ranges.empty() && ranges.back().block == stretch.block &&
-        ranges.back().offset + ranges.back().length == offset) {
-      ranges.back().length += part;
-    } else if (ranges.size() == max_ranges) {
-      break;
-    } else {
-      ranges.push_back({stretch.block, offset, part});
-    }
-    bytes += part;
-    next.offset += part;
-    if (next.offset == stretch.bytes) next = {next.stretch + 1, 0};
-  }
-  return ranges;
-}
-
-void UcxConnection::SendRead(OpenRequest request, uint64_t id,
-                             const std::vector<RemoteRange>& ranges) {
-  ReadRequest head;
-  head.request = id;
-  head.grant = request.batch->grant->id.value();
-  head.epoch = request.batch->grant->epoch.value();
-  head.ranges = static_cast<uint32_t>(ranges.size());
-  auto message = std::make_unique<PlainMessage>(*this, head.head.id, &head, sizeof(head));
-  const auto* first = reinterpret_cast<const std::byte*>(ranges.data());
-  message->owned.assign(first, first + ranges.size() * sizeof(RemoteRange));
-  ledger_->Count(&ConnectionStats::request_bytes, sizeof(head) + message->owned.size());
-  requests_.emplace(id, std::move(request));
-  worker_->Send(endpoint_, std::move(message), Worker::Reply::kYes);
-}
-
-bool UcxConnection::SendWrite(OpenRequest request, uint64_t id,
-                              const std::vector<RemoteRange>& ranges) {
-  WriteRequest head;
-  head.request = id;
-  head.grant = request.batch->grant->id.value();
-  head.epoch = request.batch->grant->epoch.value();
-  head.ranges = static_cast<uint32_t>(ranges.size());
-  auto message = std::make_unique<WriteMessage>(*this, head);
-  message->header.resize(sizeof(head) + ranges.size() * sizeof(RemoteRange));
-  std::memcpy(message->header.data() + sizeof(head), ranges.data(),
-              ranges.size() * sizeof(RemoteRange));
-  // A copy, because UCX may look at it long after the batch ended and its buffers are somebody
-  // else's.
-  message->owned.reserve(kMaxPayloadBytes);
-  if (!request.batch->CopyOut(request.from, request.bytes, message->owned)) {
-    message->OnSent(false);
-    return false;
-  }
-  ledger_->Count(&ConnectionStats::request_bytes, message->header.size());
-  requests_.emplace(id, std::move(request));
-  worker_->Send(endpoint_, std::move(message), Worker::Reply::kYes);
-  return true;
-}
-
-void UcxConnection::OnArrival(const Arrival& arrival) {
-  if (failed_ || !arrival.whole) return;
-  switch (static_cast<MessageId>(arrival.id)) {
-    case MessageId::kData:
-      return OnData(arrival);
-    case MessageId::kTrailer:
-      return OnTrailer(arrival);
-    case MessageId::kHelloReply:
-      return OnHelloReply(arrival);
-    default:
-      return Lose(MakeError(ErrorCode::kPeerLost,
-                            absl::StrCat("the daemon at ", options_.address,
-                                         " sent a message of the unknown kind ", arrival.id)));
-  }
-}
-
-namespace {
-
-// The status in a message that carries a code and a text; `what` names it when they do not fit
-// together.
-template <typename Head>
-absl::Status StatusOf(const Head& head, std::span<const std::byte> payload) {
-  if (head.code == 0) return absl::OkStatus();
-  return MakeError(static_cast<ErrorCode>(head.code),
-                   {reinterpret_cast<const char*>(payload.data()),
-                    std::min<size_t>(payload.size(), kMaxTextBytes)});
-}
-
-}  // namespace
-
-void UcxConnection::OnHelloReply(const Arrival& arrival) {
-  HelloReply reply;
-  if (!ParseHeader(arrival.header.data(), arrival.header.size(), reply)) {
-    return Lose(
-        MakeError(ErrorCode::kUnsupported,
-                  absl::StrCat("what answers at ", options_.address, " does not speak version ",
-                               kVersion, " of the ucx data protocol")));
-  }
-  if (absl::Status status = StatusOf(reply, arrival.payload); !status.ok()) return Lose(status);
-  MutexLock lock(mutex_);
-  greeted_ = true;
-  greeted_changed_.NotifyAll();
-}
-
-void UcxConnection::OnData(const Arrival& arrival) {
-  Data data;
-  if (!ParseHeader(arrival.header.data(), arrival.header.size(), data)) {
-    return Lose(MakeError(ErrorCode::kPeerLost, absl::StrCat("the daemon at ", options_.address,
-                                                             " sent malformed data")));
-  }
-  auto it = requests_.find(data.request);
-  if (it == requests_.end()) return;  // its batch was refused meanwhile
-  OpenRequest& request = it->second;
-  const uint64_t bytes = arrival.payload.size();
-  if (request.batch->access != Access::kRead || data.position > request.bytes ||
-      bytes > request.bytes - data.position || bytes > request.bytes - request.arrived) {
-    return Lose(MakeError(
-        ErrorCode::kPeerLost,
-        absl::StrCat("the daemon at ", options_.address, " sent more data than it was asked for")));
-  }
-  if (bytes == 0) return;
-  OASISKV_PAUSE_POINT("ucx.client.before_copy");
-  if (request.batch->CopyIn(request.from, data.position, arrival.payload)) {
-    ledger_->Count(&ConnectionStats::bytes_read, bytes);
-  }
-  request.arrived += bytes;
-  bytes_in_flight_ -= bytes;
-  if (data.whole != 0) {
-    request.answered = true;
-    request.word = data.word;
-  }
-  if (request.answered && request.arrived == request.bytes) Finish(it);
-}
-
-void UcxConnection::OnTrailer(const Arrival& arrival) {
-  Trailer trailer;
-  if (!ParseHeader(arrival.header.data(), arrival.header.size(), trailer)) {
-    return Lose(MakeError(ErrorCode::kPeerLost, absl::StrCat("the daemon at ", options_.address,
-                                                             " sent a malformed trailer")));
-  }
-  auto it = requests_.find(trailer.request);
-  if (it == requests_.end()) return;
-  OpenRequest& request = it->second;
-  const std::shared_ptr<Batch>& batch = request.batch;
-  if (absl::Status status = StatusOf(trailer, arrival.payload); !status.ok()) {
-    bytes_in_flight_ -= request.bytes - request.arrived;
-    batch->End(status);
-    requests_.erase(it);
-    return;
-  }
-  if (request.answered) return;
-  request.answered = true;
-  request.word = trailer.word;
-  if (batch->access == Access::kWrite) {
-    if (!batch->ended()) ledger_->Count(&ConnectionStats::bytes_written, request.bytes);
-    bytes_in_flight_ -= request.bytes;
-    request.arrived = request.bytes;
-  }
-  // A trailer may overtake its data; then the last of the data finishes the request.
-  if (request.arrived == request.bytes) Finish(it);
-}
-
 void UcxConnection::OnError(absl::string_view why) {
   bool greeted = false;
   {
@@ -560,20 +192,6 @@ void UcxConnection::OnError(absl::string_view why) {
   Lose(MakeError(ErrorCode::kPeerLost,
                  greeted ? absl::StrCat("the daemon at ", options_.address, " is gone: ", why)
                          : absl::StrCat("cannot connect to ", options_.address, ": ", why)));
-}
-
-// All bytes of the request are there and its trailer's word was sampled after they were read.
-void UcxConnection::Finish(Requests::iterator it) {
-  const std::shared_ptr<Batch> batch = it->second.batch;
-  ledger_->Count(&ConnectionStats::grant_checks);
-  const absl::Status status = CheckGrantWord(it->second.word, batch->grant->epoch);
-  requests_.erase(it);
-  --batch->open_requests;
-  if (!status.ok()) {
-    batch->End(status);
-  } else if (batch->all_asked() && batch->open_requests == 0) {
-    batch->End(absl::OkStatus());
-  }
 }
 
 void UcxConnection::Lose(const absl::Status& why) {
@@ -596,6 +214,8 @@ void UcxConnection::Lose(const absl::Status& why) {
 
 void UcxConnection::Sweep(MonotonicTime now) {
   next_deadline_ = MonotonicTime::max();
+  // A window that a stopped daemon keeps full gives them no turn, in which they would be dropped.
+  std::erase_if(asking_, [](const std::shared_ptr<Batch>& batch) { return batch->ended(); });
   std::erase_if(live_, [&](const std::shared_ptr<Batch>& batch) {
     if (batch->ended()) return true;
     if (batch->deadline > now) {
@@ -619,7 +239,6 @@ void UcxConnection::CloseEndpoint() {
   }
 }
 
-}  // namespace
 }  // namespace oasiskv::fabric::ucx
 
 namespace oasiskv::fabric {

@@ -107,6 +107,7 @@ void Peer::Sent(bool ok) {
   --in_flight_;
   last_sent_ = std::chrono::steady_clock::now();
   if (!ok) Break("a message could not be sent");
+  if (!jobs_.empty()) MarkReady();  // the next may have waited for this one to leave
 }
 
 void Peer::DataSent(const std::shared_ptr<ReadJob>& job, bool ok) {

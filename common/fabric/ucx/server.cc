@@ -1,23 +1,13 @@
-// The serving half: one thread owns the worker, the listener and all peers.
+// The server's life: listening, its thread's loop, clients that come and go.
+#include "common/fabric/ucx/server.h"
+
 #include <netinet/in.h>
 #include <ucp/api/ucp.h>
 
-#include <atomic>
-#include <cstring>
-#include <memory>
-#include <string>
-#include <thread>
-#include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/address.h"
-#include "common/fabric/connect.h"
-#include "common/fabric/ucx/peer.h"
-#include "common/fabric/ucx/worker.h"
-#include "common/log.h"
-#include "common/pause_point.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
@@ -35,75 +25,9 @@ constexpr int kMaxRounds = 64;
 constexpr Duration kCheckInterval = std::chrono::milliseconds(100);
 constexpr Duration kCloseInterval = std::chrono::milliseconds(10);
 
-// What Authorize promises, checked before anything is copied by it.
-absl::Status CheckMatches(const PinnedRanges& pinned, const std::vector<RemoteRange>& ranges) {
-  bool same = pinned.memory.size() == ranges.size();
-  for (size_t i = 0; same && i < ranges.size(); ++i) {
-    same = pinned.memory[i].size() == ranges[i].length;
-  }
-  if (same) return absl::OkStatus();
-  return MakeError(ErrorCode::kInternal, "the daemon resolved a request's ranges to other sizes");
-}
-
 MonotonicTime Now() { return std::chrono::steady_clock::now(); }
 
-// Thread contract: as Endpoint; all private state but the counters belongs to the server's thread.
-class Server final : public Endpoint, private ArrivalHandler {
- public:
-  static absl::StatusOr<std::unique_ptr<Endpoint>> Start(const UcxEndpointOptions& options,
-                                                         uint64_t incarnation,
-                                                         GrantAuthority& authority);
-  ~Server() override;
-
-  Kind kind() const override { return Kind::kUcx; }
-  std::string address() const override { return address_; }
-  EndpointStats Stats() const override;
-
- private:
-  struct Closing {
-    std::unique_ptr<Peer> peer;
-    void* request = nullptr;
-    bool closed = false;
-  };
-
-  Server(const UcxEndpointOptions& options, uint64_t incarnation, GrantAuthority& authority)
-      : options_(options), incarnation_(incarnation), authority_(authority) {}
-
-  absl::Status Listen();
-  void Run();
-  void OnArrival(const Arrival& arrival) override;
-  void OnHello(Peer& peer, const Arrival& arrival);
-  void OnRead(Peer& peer, const Arrival& arrival);
-  void OnWrite(Peer& peer, const Arrival& arrival);
-  void Malformed(const Peer* peer, const Arrival& arrival, absl::string_view why);
-  void Accept(ucp_conn_request_h request);
-  void ServeReady();
-  void StartClosing(Peer* peer);
-  void FinishClosing();
-  void CheckTimeouts(MonotonicTime now);
-  MonotonicTime SleepUntil(MonotonicTime now) const;
-
-  static void OnConnectionRequest(ucp_conn_request_h request, void* arg) {
-    static_cast<Server*>(arg)->Accept(request);
-  }
-  static void OnEndpointError(void* arg, ucp_ep_h endpoint, ucs_status_t status);
-
-  const UcxEndpointOptions options_;
-  const uint64_t incarnation_;
-  GrantAuthority& authority_;
-  std::string address_;
-  ServerCounters counters_;
-  LogGate malformed_gate_;
-
-  std::unique_ptr<Worker> worker_;
-  ucp_listener_h listener_ = nullptr;
-  std::unordered_map<ucp_ep_h, std::unique_ptr<Peer>> peers_;
-  std::vector<Peer*> ready_;
-  std::vector<Closing> closing_;
-
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
-};
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Endpoint>> Server::Start(const UcxEndpointOptions& options,
                                                         uint64_t incarnation,
@@ -135,7 +59,9 @@ absl::Status Server::Listen() {
   params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
   params.sockaddr.addr = socket_address.get();
   params.sockaddr.addrlen = socket_address.length;
-  params.conn_handler.cb = &OnConnectionRequest;
+  params.conn_handler.cb = [](ucp_conn_request_h request, void* arg) {
+    static_cast<Server*>(arg)->Accept(request);
+  };
   params.conn_handler.arg = this;
   ucs_status_t status = ucp_listener_create(worker_->get(), &params, &listener_);
   if (status != UCS_OK) {
@@ -300,7 +226,9 @@ void Server::Accept(ucp_conn_request_h request) {
                       UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
   params.conn_request = request;
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-  params.err_handler.cb = &OnEndpointError;
+  params.err_handler.cb = [](void* arg, ucp_ep_h endpoint, ucs_status_t why) {
+    static_cast<Server*>(arg)->OnEndpointError(endpoint, ucs_status_string(why));
+  };
   params.err_handler.arg = this;
   ucp_ep_h endpoint = nullptr;
   const ucs_status_t status = ucp_ep_create(worker_->get(), &params, &endpoint);
@@ -313,158 +241,11 @@ void Server::Accept(ucp_conn_request_h request) {
                                                   std::move(from), Now()));
 }
 
-void Server::OnEndpointError(void* arg, ucp_ep_h endpoint, ucs_status_t status) {
-  Server* server = static_cast<Server*>(arg);
-  auto it = server->peers_.find(endpoint);
-  if (it != server->peers_.end())
-    it->second->Break(absl::StrCat("its client is gone (", ucs_status_string(status), ")"));
+void Server::OnEndpointError(ucp_ep_h endpoint, absl::string_view why) {
+  auto it = peers_.find(endpoint);
+  if (it != peers_.end()) it->second->Break(absl::StrCat("its client is gone (", why, ")"));
 }
 
-void Server::Malformed(const Peer* peer, const Arrival& arrival, absl::string_view why) {
-  counters_.malformed.fetch_add(1);
-  if (!malformed_gate_.Pass()) return;
-  LogWarning("ucx", absl::StrCat("malformed message ", arrival.id, " of ",
-                                 peer == nullptr ? "an unknown peer" : peer->address(), ": ", why,
-                                 " (", malformed_gate_.suppressed(), " more not logged)"));
-}
-
-void Server::OnArrival(const Arrival& arrival) {
-  auto it = peers_.find(arrival.from);
-  if (arrival.from == nullptr || it == peers_.end()) {
-    return Malformed(nullptr, arrival, "it comes without a reply address");
-  }
-  Peer& peer = *it->second;
-  if (peer.broken()) return;
-  if (!arrival.whole) return Malformed(&peer, arrival, "it was sent by rendezvous");
-  if (arrival.id == static_cast<unsigned>(MessageId::kHello)) return OnHello(peer, arrival);
-  if (!peer.greeted()) return Malformed(&peer, arrival, "no hello came first");
-  if (arrival.id == static_cast<unsigned>(MessageId::kRead)) return OnRead(peer, arrival);
-  if (arrival.id == static_cast<unsigned>(MessageId::kWrite)) return OnWrite(peer, arrival);
-  Malformed(&peer, arrival, "no such message goes to a daemon");
-}
-
-void Server::OnHello(Peer& peer, const Arrival& arrival) {
-  Head head;
-  if (arrival.header.size() < sizeof(head) || peer.greeted()) {
-    return Malformed(&peer, arrival, "a short or second hello");
-  }
-  std::memcpy(&head, arrival.header.data(), sizeof(head));
-  if (head.magic != kMagic) return Malformed(&peer, arrival, "the hello's magic is wrong");
-  Hello hello;
-  absl::Status status;
-  if (head.version != kVersion) {
-    status = MakeError(ErrorCode::kUnsupported,
-                       absl::StrCat("the daemon speaks version ", kVersion,
-                                    " of the ucx data protocol, the client ", head.version,
-                                    "; install the same release on both sides"));
-  } else if (!ParseHeader(arrival.header.data(), arrival.header.size(), hello)) {
-    return Malformed(&peer, arrival, "the hello is too short");
-  } else if (hello.incarnation != 0 && hello.incarnation != incarnation_) {
-    status = MakeError(
-        ErrorCode::kStale,
-        absl::StrCat("the daemon at ", address_, " is incarnation ", incarnation_, ", not ",
-                     hello.incarnation, ": it was restarted; describe it and attach again"));
-  }
-  if (status.ok()) {
-    peer.set_greeted();
-    counters_.connections.fetch_add(1);
-    counters_.connections_total.fetch_add(1);
-  } else {
-    counters_.connections_refused.fetch_add(1);
-  }
-  peer.SendHelloReply(status, incarnation_);
-}
-
-void Server::OnRead(Peer& peer, const Arrival& arrival) {
-  ReadRequest request;
-  if (!ParseHeader(arrival.header.data(), arrival.header.size(), request)) {
-    return Malformed(&peer, arrival, "the read's header is wrong");
-  }
-  // Compared as 64-bit numbers: a count near 2^32 must not wrap into a length that fits.
-  if (request.ranges == 0 || request.ranges > kMaxReadRanges ||
-      arrival.payload.size() != uint64_t{request.ranges} * sizeof(RemoteRange)) {
-    Malformed(&peer, arrival, "the read's count of ranges is wrong");
-    return peer.SendTrailer(
-        request.request,
-        MakeError(
-            ErrorCode::kInvalidArgument,
-            absl::StrCat("a read of ", request.ranges, " ranges came with ", arrival.payload.size(),
-                         " bytes of them; at most ", kMaxReadRanges, " are allowed")),
-        0);
-  }
-  counters_.requests.fetch_add(1, std::memory_order_relaxed);
-  std::vector<RemoteRange> ranges(request.ranges);
-  std::memcpy(ranges.data(), arrival.payload.data(), arrival.payload.size());
-  uint64_t bytes = 0;
-  for (const RemoteRange& range : ranges) bytes += range.length;
-  if (bytes > kMaxRequestBytes) {
-    return peer.SendTrailer(request.request,
-                            MakeError(ErrorCode::kInvalidArgument,
-                                      absl::StrCat("a request of ", bytes, " bytes; at most ",
-                                                   kMaxRequestBytes, " are allowed")),
-                            0);
-  }
-  if (peer.open_requests() >= kMaxOpenRequests) {
-    return peer.Break(absl::StrCat("it has more than ", kMaxOpenRequests, " requests open"));
-  }
-  const GrantId grant(request.grant);
-  auto pinned = authority_.Authorize(grant, Epoch(request.epoch), Access::kRead, ranges);
-  if (!pinned.ok()) return peer.SendTrailer(request.request, pinned.status(), 0);
-  if (absl::Status status = CheckMatches(*pinned, ranges); !status.ok()) {
-    return peer.SendTrailer(request.request, status, 0);
-  }
-  auto job = std::make_unique<ReadJob>();
-  job->request = request.request;
-  job->grant = grant;
-  job->ranges = *std::move(pinned);
-  job->bytes = bytes;
-  OASISKV_PAUSE_POINT("ucx.server.before_reply");
-  peer.Enqueue(std::move(job));
-}
-
-void Server::OnWrite(Peer& peer, const Arrival& arrival) {
-  WriteRequest request;
-  if (!ParseHeader(arrival.header.data(), arrival.header.size(), request)) {
-    return Malformed(&peer, arrival, "the write's header is wrong");
-  }
-  std::vector<RemoteRange> ranges;
-  uint64_t bytes = 0;
-  if (request.ranges > 0 && request.ranges <= kMaxWriteRanges &&
-      arrival.header.size() == sizeof(request) + uint64_t{request.ranges} * sizeof(RemoteRange)) {
-    ranges.resize(request.ranges);
-    std::memcpy(ranges.data(), arrival.header.data() + sizeof(request),
-                ranges.size() * sizeof(RemoteRange));
-    for (const RemoteRange& range : ranges) bytes += range.length;
-  }
-  if (ranges.empty() || bytes != arrival.payload.size()) {
-    Malformed(&peer, arrival, "the write's ranges and bytes do not match");
-    return peer.SendTrailer(
-        request.request,
-        MakeError(ErrorCode::kInvalidArgument,
-                  absl::StrCat("a write of ", request.ranges, " ranges came with ",
-                               arrival.payload.size(), " bytes that do not match them")),
-        0);
-  }
-  counters_.requests.fetch_add(1, std::memory_order_relaxed);
-  const GrantId grant(request.grant);
-  auto pinned = authority_.Authorize(grant, Epoch(request.epoch), Access::kWrite, ranges);
-  if (!pinned.ok()) return peer.SendTrailer(request.request, pinned.status(), 0);
-  if (absl::Status status = CheckMatches(*pinned, ranges); !status.ok()) {
-    return peer.SendTrailer(request.request, status, 0);
-  }
-  const std::byte* from = arrival.payload.data();
-  for (const std::span<std::byte> into : pinned->memory) {
-    std::memcpy(into.data(), from, into.size());
-    from += into.size();
-  }
-  counters_.bytes_written.fetch_add(bytes, std::memory_order_relaxed);
-  OASISKV_PAUSE_POINT("ucx.server.before_trailer");
-  // Sampled after the copy: a write is good only if the grant was still whole when its last byte
-  // had gone in.
-  peer.SendTrailer(request.request, absl::OkStatus(), authority_.GrantWord(grant));
-}
-
-}  // namespace
 }  // namespace oasiskv::fabric::ucx
 
 namespace oasiskv::fabric {

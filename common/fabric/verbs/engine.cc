@@ -25,7 +25,6 @@ constexpr Duration kSpin = std::chrono::microseconds(50);
 constexpr Duration kSweepInterval = std::chrono::milliseconds(1);
 // Places of a queue pair beyond those for data: grant words are never held up by data.
 constexpr uint32_t kWordRoom = 8;
-constexpr size_t kMaxFenced = 65'536;
 
 MonotonicTime Now() { return std::chrono::steady_clock::now(); }
 
@@ -208,10 +207,9 @@ absl::Status Engine::Open(const std::shared_ptr<Batch>& batch) {
   MutexLock lock(mutex_);
   if (!lost_.ok()) return lost_;
   if (batch->access == Access::kWrite) {
-    if (fenced_.contains(batch->grant->id)) {
+    if (!gate_.Enter(batch->grant->id)) {
       return MakeError(ErrorCode::kStale, "this client has fenced the grant: it writes no more");
     }
-    ++writes_[batch->grant->id];
     batch->counted_as_write = true;
   }
   batch->prepared = batch->posted = Now();
@@ -264,16 +262,9 @@ TransferTimes Engine::Times(const Batch& batch) {
 }
 
 bool Engine::CloseGate(GrantId grant) {
+  const bool first = gate_.Close(grant);
   MutexLock lock(mutex_);
-  if (fenced_.insert(grant).second) {
-    fenced_order_.push_back(grant);
-    if (fenced_order_.size() > kMaxFenced) {
-      fenced_.erase(fenced_order_.front());
-      fenced_order_.pop_front();
-    }
-  }
-  while (writes_.contains(grant)) gate_changed_.Wait(mutex_);
-  return lost_.ok() && !writes_adrift_;
+  return first && lost_.ok() && !writes_adrift_;
 }
 
 void Engine::WakeIfSleeping() {

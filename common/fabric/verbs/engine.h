@@ -13,8 +13,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/fabric/verbs/batch.h"
@@ -22,6 +20,7 @@
 #include "common/fabric/verbs/handles.h"
 #include "common/fabric/verbs/port.h"
 #include "common/fabric/verbs/verbs.h"
+#include "common/fabric/write_gate.h"
 #include "common/mapped_memory.h"
 #include "common/mutex.h"
 
@@ -73,9 +72,9 @@ class Engine {
   absl::Status Wait(const std::shared_ptr<Batch>& batch);
   void Cancel(const std::shared_ptr<Batch>& batch);
   TransferTimes Times(const Batch& batch);
-  // Lets no write under `grant` start, waits for those that run. False when the promise could not
-  // be kept, since a queue pair with writes on it was lost: then only the end of the connection
-  // says that nothing is on its way.
+  // Lets no write under `grant` start, waits for those that run. True when the daemon is to be
+  // told: for the first call, and unless a queue pair with writes on it was lost, for then only the
+  // end of the connection says that nothing is on its way.
   bool CloseGate(GrantId grant);
 
  private:
@@ -172,8 +171,8 @@ class Engine {
   MemoryRegion words_key_;
   std::vector<Chunk> chunks_ ABSL_GUARDED_BY(mutex_);
 
+  WriteGate gate_;  // never waited for under the lock
   Mutex mutex_;
-  CondVar gate_changed_;
   std::array<ibv_send_wr, kChunkRequests> list_ ABSL_GUARDED_BY(mutex_){};
   std::array<ibv_sge, kChunkRequests> pieces_ ABSL_GUARDED_BY(mutex_){};
   std::optional<BouncePool> bounce_ ABSL_GUARDED_BY(mutex_);
@@ -183,10 +182,6 @@ class Engine {
   std::array<std::deque<std::shared_ptr<Batch>>, 3> queues_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Batch>> live_ ABSL_GUARDED_BY(mutex_);      // without an outcome
   std::vector<std::shared_ptr<Batch>> to_check_ ABSL_GUARDED_BY(mutex_);  // all data is there
-  absl::flat_hash_map<GrantId, uint32_t> writes_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_set<GrantId> fenced_ ABSL_GUARDED_BY(mutex_);
-  std::deque<GrantId> fenced_order_
-      ABSL_GUARDED_BY(mutex_);  // the newest kMaxFenced are remembered
   ConnectionStats stats_ ABSL_GUARDED_BY(mutex_);
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
   bool writes_adrift_ ABSL_GUARDED_BY(mutex_) = false;  // a queue pair broke with writes on it

@@ -180,9 +180,7 @@ void Engine::Finish(Batch& batch, const absl::Status& outcome) {
 void Engine::LeaveGate(Batch& batch) {
   if (!batch.counted_as_write || !batch.outcome.has_value() || batch.chunks > 0) return;
   batch.counted_as_write = false;
-  auto it = writes_.find(batch.grant->id);
-  if (--it->second == 0) writes_.erase(it);
-  gate_changed_.NotifyAll();
+  gate_.Leave(batch.grant->id);
 }
 
 void Engine::BreakPair(uint32_t pair, MonotonicTime now) {

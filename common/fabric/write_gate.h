@@ -10,7 +10,7 @@
 #include "common/mutex.h"
 #include "oasiskv/ids.h"
 
-namespace oasiskv::fabric::shm {
+namespace oasiskv::fabric {
 
 // Thread contract: safe for concurrent use.
 //
@@ -39,13 +39,14 @@ class WriteGate {
     const bool inside_;
   };
 
+  // False when `grant` was closed. Otherwise the caller is inside until it calls Leave; a Pass does
+  // both for writes that end where they began.
+  bool Enter(GrantId grant);
+  void Leave(GrantId grant);
   // True for the first caller of a grant.
   bool Close(GrantId grant);
 
  private:
-  bool Enter(GrantId grant);
-  void Leave(GrantId grant);
-
   const size_t max_closed_;
   Mutex mutex_;
   CondVar left_;
@@ -54,4 +55,4 @@ class WriteGate {
   std::deque<GrantId> closed_order_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace oasiskv::fabric::shm
+}  // namespace oasiskv::fabric

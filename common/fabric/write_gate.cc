@@ -1,6 +1,6 @@
-#include "common/fabric/shm/write_gate.h"
+#include "common/fabric/write_gate.h"
 
-namespace oasiskv::fabric::shm {
+namespace oasiskv::fabric {
 
 bool WriteGate::Enter(GrantId grant) {
   MutexLock lock(mutex_);
@@ -31,4 +31,4 @@ bool WriteGate::Close(GrantId grant) {
   return first;
 }
 
-}  // namespace oasiskv::fabric::shm
+}  // namespace oasiskv::fabric

@@ -1,0 +1,83 @@
+// The serving half: one thread owns the worker, the listener and all peers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/clock.h"
+#include "common/fabric/connect.h"
+#include "common/fabric/ucx/peer.h"
+#include "common/fabric/ucx/worker.h"
+#include "common/log.h"
+
+struct ucp_listener;
+struct ucp_conn_request;
+
+namespace oasiskv::fabric::ucx {
+
+// Thread contract: as Endpoint; all private state but the counters belongs to the server's thread.
+//
+// server.cc has its life and its connections, server_requests.cc what clients ask for.
+class Server final : public Endpoint, private ArrivalHandler {
+ public:
+  static absl::StatusOr<std::unique_ptr<Endpoint>> Start(const UcxEndpointOptions& options,
+                                                         uint64_t incarnation,
+                                                         GrantAuthority& authority);
+  ~Server() override;
+
+  Kind kind() const override { return Kind::kUcx; }
+  std::string address() const override { return address_; }
+  EndpointStats Stats() const override;
+
+ private:
+  struct Closing {
+    std::unique_ptr<Peer> peer;
+    void* request = nullptr;
+    bool closed = false;
+  };
+
+  Server(const UcxEndpointOptions& options, uint64_t incarnation, GrantAuthority& authority)
+      : options_(options), incarnation_(incarnation), authority_(authority) {}
+
+  absl::Status Listen();
+  void Run();
+  void OnArrival(const Arrival& arrival) override;
+  void OnHello(Peer& peer, const Arrival& arrival);
+  void OnRead(Peer& peer, const Arrival& arrival);
+  void OnWrite(Peer& peer, const Arrival& arrival);
+  void Malformed(const Peer* peer, const Arrival& arrival, absl::string_view why);
+  void Accept(ucp_conn_request* request);
+  void ServeReady();
+  void StartClosing(Peer* peer);
+  void FinishClosing();
+  void CheckTimeouts(MonotonicTime now);
+  MonotonicTime SleepUntil(MonotonicTime now) const;
+
+  void OnEndpointError(ucp_ep* endpoint, absl::string_view why);
+
+  const UcxEndpointOptions options_;
+  const uint64_t incarnation_;
+  GrantAuthority& authority_;
+  std::string address_;
+  ServerCounters counters_;
+  LogGate malformed_gate_;
+
+  std::unique_ptr<Worker> worker_;
+  ucp_listener* listener_ = nullptr;
+  std::unordered_map<ucp_ep*, std::unique_ptr<Peer>> peers_;
+  std::vector<Peer*> ready_;
+  std::vector<Closing> closing_;
+
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace oasiskv::fabric::ucx
