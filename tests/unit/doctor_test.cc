@@ -163,6 +163,9 @@ TEST_F(Machine, HugePages) {
   Memory({.total = 600, .free = 500});  // 100 are in use and stay so
   EXPECT_EQ(Of("huge_pages").health, Health::kWarn);
   EXPECT_THAT(Of("huge_pages").mend, HasSubstr("vm.nr_hugepages=612 "));
+  wants_.pool_bytes = 8 * kGiB;  // 4 GiB are available
+  EXPECT_THAT(Of("huge_pages").mend, HasSubstr("lower --pool_bytes"));
+  wants_.pool_bytes = kGiB;
   Memory({.total = 600, .free = 512});
   EXPECT_EQ(Of("huge_pages").health, Health::kOk);
   EXPECT_EQ(Of("huge_pages").facts["free"], 512);
@@ -244,6 +247,8 @@ TEST_F(Machine, DevicesWhoseKernelPortTheLibraryDoesNotTakeFail) {
   EXPECT_EQ(Of("rdma_choice").health, Health::kFail);
   EXPECT_THAT(Of("rdma_choice").mend, HasSubstr("ibverbs-providers"));
   EXPECT_THAT(Of("rdma_choice").mend, HasSubstr("/dev/infiniband/uverbs0 is missing"));
+  File("/dev/infiniband/uverbs0", "");
+  EXPECT_THAT(Of("rdma_choice").mend, HasSubstr("/dev/infiniband/uverbs0 can be opened"));
 }
 
 TEST_F(Machine, ChoicesThatReachNotFarAreWarnedOf) {

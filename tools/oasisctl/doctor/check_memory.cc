@@ -153,6 +153,12 @@ Check CheckHugePages(const World& world, const Wants& wants) {
     check.mend = absl::StrCat("make --pool_bytes a multiple of ", Size(seen.page_bytes));
     return check;
   }
+  // Pages can only be set aside from memory that is available; those free already are not of it.
+  if ((needed - std::min(needed, seen.free)) * seen.page_bytes >
+      world.Field("/proc/meminfo", "MemAvailable").value_or(kUnlimited)) {
+    check.mend = "there is not enough memory to set aside: lower --pool_bytes";
+    return check;
+  }
   const uint64_t raise = seen.total + needed - seen.free;
   check.mend = absl::StrCat("sysctl -w vm.nr_hugepages=", raise,
                             " (early after boot, before memory is in pieces; put "

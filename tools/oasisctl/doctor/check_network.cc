@@ -135,8 +135,10 @@ Check CheckRdmaChoice(const World& world, const Wants& wants,
       std::vector<std::string> files;
       for (const RdmaDevice& device : devices) {
         if (!device.device_file.empty()) {
-          files.push_back(absl::StrCat(
-              device.device_file, world.Exists(device.device_file) ? " is there" : " is missing"));
+          files.push_back(absl::StrCat(device.device_file,
+                                       world.CanReadAndWrite(device.device_file) ? " can be opened"
+                                       : world.Exists(device.device_file) ? " refuses this user"
+                                                                          : " is missing"));
         }
       }
       check.mend = absl::StrCat(

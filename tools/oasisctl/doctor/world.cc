@@ -113,6 +113,10 @@ bool World::Exists(const std::string& path) const {
   return std::filesystem::exists(root + path, error);
 }
 
+bool World::CanReadAndWrite(const std::string& path) const {
+  return ::access((root + path).c_str(), R_OK | W_OK) == 0;
+}
+
 bool World::CanMakeFilesIn(const std::string& path) const {
   return ::access((root + path).c_str(), W_OK | X_OK) == 0;
 }

@@ -47,6 +47,7 @@ struct World {
   // Names in a folder, the shorter first (so numbers come by value); empty when there is none.
   std::vector<std::string> Names(const std::string& path) const;
   bool Exists(const std::string& path) const;
+  bool CanReadAndWrite(const std::string& path) const;
   // Whether this process can make files in the folder.
   bool CanMakeFilesIn(const std::string& path) const;
   std::string Variable(const std::string& name) const;  // empty when it is not set
