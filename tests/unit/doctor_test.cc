@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "oasiskv/error.h"
+#include "server/options/options.h"
 #include "tools/oasisctl/doctor/check.h"
 
 namespace oasiskv::oasisctl {
@@ -171,12 +172,12 @@ TEST_F(Machine, HugePages) {
   EXPECT_EQ(Of("huge_pages").facts["free"], 512);
   wants_.pool_bytes = kGiB + 2 * kMiB;
   EXPECT_EQ(Of("huge_pages").health, Health::kWarn);
-  wants_.huge_pages = server::HugePages::kRequire;
+  wants_.huge_pages = HugePages::kRequire;
   EXPECT_EQ(Of("huge_pages").health, Health::kFail);
-  wants_.huge_pages = server::HugePages::kOff;
+  wants_.huge_pages = HugePages::kOff;
   EXPECT_EQ(Of("huge_pages").health, Health::kOk);
   File("/proc/meminfo", "MemAvailable:    4194304 kB\n");
-  wants_.huge_pages = server::HugePages::kPrefer;
+  wants_.huge_pages = HugePages::kPrefer;
   EXPECT_THAT(Of("huge_pages").found, HasSubstr("this kernel has none"));
 }
 
@@ -349,6 +350,14 @@ TEST_F(Machine, TakenPorts) {
               HasSubstr("7400 (control) taken, 7401 (metrics) free, 7402 (ucx) taken"));
   EXPECT_THAT(check.mend, HasSubstr("--control_address=127.0.0.1:0 --ucx_address=127.0.0.1:0"));
   EXPECT_THAT(check.mend, Not(HasSubstr("metrics_address")));
+}
+
+TEST(DoctorDefaults, AreTheDaemons) {
+  const server::Options daemon;
+  EXPECT_EQ(kControlPort, daemon.control_address.port);
+  EXPECT_EQ(kMetricsPort, daemon.metrics_address->port);
+  EXPECT_EQ(kUcxPort, daemon.ucx_address.port);
+  EXPECT_EQ(Wants{}.pool_bytes, daemon.core.pool_bytes);
 }
 
 TEST_F(Machine, TextFitsInAHundredColumnsAndJsonHasEachCheck) {

@@ -7,16 +7,23 @@
 #include <vector>
 
 #include "common/fabric/verbs/verbs.h"
-#include "server/pool/huge_pages.h"
 #include "tools/oasisctl/doctor/rdma_devices.h"
 #include "tools/oasisctl/doctor/world.h"
 
 namespace oasiskv::oasisctl {
 
+// Where the daemon listens unless told otherwise.
+constexpr uint16_t kControlPort = 7400;
+constexpr uint16_t kMetricsPort = 7401;
+constexpr uint16_t kUcxPort = 7402;
+
+// As the daemon's --huge_pages.
+enum class HugePages { kOff, kPrefer, kRequire };
+
 // The daemon that is to run here, in the words of its flags.
 struct Wants {
   uint64_t pool_bytes = uint64_t{1} << 30;
-  server::HugePages huge_pages = server::HugePages::kPrefer;
+  HugePages huge_pages = HugePages::kPrefer;
   int64_t numa_node = -1;
   fabric::VerbsPortOptions verbs;
 };

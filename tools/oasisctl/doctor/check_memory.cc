@@ -41,7 +41,7 @@ HugePagesSeen ReadHugePages(const World& world) {
 }
 
 bool TakesHugePages(const World& world, const Wants& wants) {
-  return wants.huge_pages != server::HugePages::kOff && ReadHugePages(world).Hold(wants.pool_bytes);
+  return wants.huge_pages != HugePages::kOff && ReadHugePages(world).Hold(wants.pool_bytes);
 }
 
 // What is left of the smallest memory limit over this process's control group and those above it.
@@ -122,8 +122,7 @@ Check CheckHugePages(const World& world, const Wants& wants) {
                  {"total", seen.total},
                  {"free", seen.free},
                  {"pool_bytes", wants.pool_bytes}};
-  const Health lack =
-      wants.huge_pages == server::HugePages::kRequire ? Health::kFail : Health::kWarn;
+  const Health lack = wants.huge_pages == HugePages::kRequire ? Health::kFail : Health::kWarn;
   if (seen.page_bytes == 0) {
     check.health = lack;
     check.found = "this kernel has none (no Hugepagesize in /proc/meminfo)";
@@ -147,7 +146,7 @@ Check CheckHugePages(const World& world, const Wants& wants) {
     absl::StrAppend(&check.found, "; ", total, " of ", Size(kib * 1024),
                     ", which is not the default size (kernel parameter default_hugepagesz)");
   }
-  if (wants.huge_pages == server::HugePages::kOff || seen.Hold(wants.pool_bytes)) return check;
+  if (wants.huge_pages == HugePages::kOff || seen.Hold(wants.pool_bytes)) return check;
   check.health = lack;
   if (wants.pool_bytes % seen.page_bytes != 0) {
     check.mend = absl::StrCat("make --pool_bytes a multiple of ", Size(seen.page_bytes));

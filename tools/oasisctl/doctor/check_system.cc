@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "server/options/options.h"
 #include "tools/oasisctl/doctor/check.h"
 
 namespace oasiskv::oasisctl {
@@ -79,9 +78,8 @@ Check CheckOpenFiles(const World& world) {
 Check CheckShmSocket(const World& world) {
   Check check{.name = "shm_socket"};
   check.why = "Clients of this host connect to the daemon through a socket file.";
-  const uint16_t port = server::Options{}.control_address.port;
-  const std::string name = absl::StrCat("/oasiskvd-", port, ".sock");
-  // The order of server::DefaultShmSocket.
+  const std::string name = absl::StrCat("/oasiskvd-", kControlPort, ".sock");
+  // The order of the daemon.
   std::vector<std::string> folders = {"/run/oasiskv"};
   if (const std::string own = world.Variable("XDG_RUNTIME_DIR"); own.starts_with('/')) {
     folders.push_back(own);
@@ -119,7 +117,6 @@ Check CheckShmSocket(const World& world) {
 Check CheckPorts(const World& world) {
   Check check{.name = "ports"};
   check.why = "The daemon listens there unless told otherwise; a port has one owner.";
-  const server::Options defaults;
   const std::set<uint16_t> busy = ListeningPorts(world);
   std::vector<std::string> all, mends;
   const auto look = [&](absl::string_view flag, absl::string_view what, uint16_t port) {
@@ -128,9 +125,9 @@ Check CheckPorts(const World& world) {
     check.facts[absl::StrCat(what)] = {{"port", port}, {"taken", is_busy}};
     if (is_busy) mends.push_back(absl::StrCat("--", flag, "=127.0.0.1:0"));
   };
-  look("control_address", "control", defaults.control_address.port);
-  look("metrics_address", "metrics", defaults.metrics_address->port);
-  look("ucx_address", "ucx", defaults.ucx_address.port);
+  look("control_address", "control", kControlPort);
+  look("metrics_address", "metrics", kMetricsPort);
+  look("ucx_address", "ucx", kUcxPort);
   check.found = absl::StrJoin(all, ", ");
   if (!world.Exists("/proc/net/tcp") && !world.Exists("/proc/net/tcp6")) {
     check.health = Health::kWarn;

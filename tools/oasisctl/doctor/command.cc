@@ -4,9 +4,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
-#include "server/options/byte_size.h"
 #include "tools/oasisctl/commands.h"
 #include "tools/oasisctl/connection.h"
 #include "tools/oasisctl/doctor/check.h"
@@ -24,24 +24,40 @@ absl::StatusOr<int64_t> NumberOrNone(const Arguments& arguments, const char* fla
   return static_cast<int64_t>(value);
 }
 
+// Bytes, or a number with KiB, MiB, GiB or TiB, as the daemon reads them; at most 2^60, so that
+// sums of sizes fit.
+absl::StatusOr<uint64_t> ReadSize(const char* flag, const std::string& text) {
+  absl::string_view digits = text;
+  int shift = 0;
+  if (absl::ConsumeSuffix(&digits, "KiB")) {
+    shift = 10;
+  } else if (absl::ConsumeSuffix(&digits, "MiB")) {
+    shift = 20;
+  } else if (absl::ConsumeSuffix(&digits, "GiB")) {
+    shift = 30;
+  } else if (absl::ConsumeSuffix(&digits, "TiB")) {
+    shift = 40;
+  }
+  uint64_t number = 0;
+  if (!absl::SimpleAtoi(digits, &number) || number == 0 || number > (uint64_t{1} << 60) >> shift) {
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        absl::StrCat("--", flag, "=", text,
+                     " is no size; write bytes or a number with KiB, MiB, GiB or TiB"));
+  }
+  return number << shift;
+}
+
 absl::StatusOr<Wants> ReadWants(const Arguments& arguments) {
   Wants wants;
   if (arguments.Has("pool_bytes")) {
-    server::ByteSize size;
-    std::string error;
-    if (!server::AbslParseFlag(arguments.Get("pool_bytes"), &size, &error) || size.bytes == 0 ||
-        size.bytes > std::numeric_limits<uint64_t>::max() / 4) {
-      return MakeError(ErrorCode::kInvalidArgument,
-                       absl::StrCat("--pool_bytes=", arguments.Get("pool_bytes"), ": ",
-                                    error.empty() ? "no size of a pool" : error));
-    }
-    wants.pool_bytes = size.bytes;
+    OASISKV_ASSIGN_OR_RETURN(wants.pool_bytes, ReadSize("pool_bytes", arguments.Get("pool_bytes")));
   }
   const std::string huge = arguments.Get("huge_pages", "prefer");
   if (huge == "off") {
-    wants.huge_pages = server::HugePages::kOff;
+    wants.huge_pages = HugePages::kOff;
   } else if (huge == "require") {
-    wants.huge_pages = server::HugePages::kRequire;
+    wants.huge_pages = HugePages::kRequire;
   } else if (huge != "prefer") {
     return MakeError(ErrorCode::kInvalidArgument,
                      absl::StrCat("--huge_pages=", huge, "; allowed are off, prefer and require"));
