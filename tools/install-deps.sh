@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs every Debian package that building, testing and the demo need, and does nothing else.
-# When all are there it needs neither root nor network. Usage: tools/install-deps.sh [--list]
+# When all are there it needs neither root nor network. Usage: tools/install-deps.sh [--rdma] [--list]
+# --rdma adds what the tests of label rdma need: a virtual machine with soft-RoCE devices.
 set -euo pipefail
 
 packages=(
@@ -9,7 +10,7 @@ packages=(
   protobuf-compiler protobuf-compiler-grpc python3 python3-venv ucx-utils
   # libraries
   libabsl-dev libbenchmark-dev libgmock-dev libgrpc++-dev libgtest-dev libnuma-dev
-  libprotobuf-dev libucx-dev nlohmann-json3-dev prometheus-cpp-dev
+  libibverbs-dev libprotobuf-dev libucx-dev nlohmann-json3-dev prometheus-cpp-dev
   # the prose that the demo's model reads
   debian-history
 )
@@ -17,10 +18,16 @@ packages=(
 say() { echo "install-deps: $*"; }
 fail() { say "$*" >&2; exit 1; }
 
+rdma_packages=(busybox-static ibverbs-providers iproute2 qemu-system-x86 xz-utils zstd)
+if [[ ${1:-} == --rdma ]]; then
+  packages+=("${rdma_packages[@]}")
+  shift
+fi
+
 case "${1:-}" in
   "") ;;
   --list) printf '%s\n' "${packages[@]}"; exit 0 ;;
-  *) fail "unknown argument '$1'; usage: tools/install-deps.sh [--list]" ;;
+  *) fail "unknown argument '$1'; usage: tools/install-deps.sh [--rdma] [--list]" ;;
 esac
 
 command -v dpkg-query > /dev/null ||

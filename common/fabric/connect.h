@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "common/fabric/endpoint.h"
 #include "common/fabric/fabric.h"
+#include "common/fabric/verbs/verbs.h"  // ServeVerbs, ConnectVerbs
 
 namespace oasiskv::fabric {
 

@@ -4,7 +4,17 @@
 
 namespace oasiskv::fabric {
 
-absl::string_view KindName(Kind kind) { return kind == Kind::kShm ? "shm" : "ucx"; }
+absl::string_view KindName(Kind kind) {
+  switch (kind) {
+    case Kind::kShm:
+      return "shm";
+    case Kind::kUcx:
+      return "ucx";
+    case Kind::kVerbs:
+      break;
+  }
+  return "verbs";
+}
 
 absl::Status CheckGrantWord(uint64_t word, Epoch epoch) {
   if (word == epoch.value()) return absl::OkStatus();

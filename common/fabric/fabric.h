@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,8 +17,8 @@
 
 namespace oasiskv::fabric {
 
-enum class Kind : uint8_t { kShm, kUcx };
-absl::string_view KindName(Kind kind);  // "shm", "ucx"
+enum class Kind : uint8_t { kShm, kUcx, kVerbs };
+absl::string_view KindName(Kind kind);  // "shm", "ucx", "verbs"
 
 // What the grant word says. While a grant is valid its word is its epoch (top bit 0). On revocation
 // the daemon stores RevokedWord(reason) *before* it lets go of a frame. A free slot holds 0.
@@ -97,6 +98,20 @@ struct ConnectionStats {
            failed = 0;  // batches, by how they ended
 };
 
+// Which batch goes first where a fabric queues: what a step waits for, what the next will need, and
+// all else.
+enum class Priority : uint8_t { kOnPath = 0, kPrefetch = 1, kBackground = 2 };
+
+// Thread contract: a move-only owner, used by one thread at a time.
+//
+// A stretch of the caller's memory that the fabric moves bytes to and from directly; given up when
+// it is destroyed, which must be after the batches that use the stretch have ended and before the
+// memory is unmapped.
+class BufferRegistration {
+ public:
+  virtual ~BufferRegistration() = default;
+};
+
 // Thread contract: safe for concurrent use.
 //
 // One client's data connection to one daemon. Pieces and their buffers must stay as they are until
@@ -109,6 +124,18 @@ class Connection {
   virtual std::unique_ptr<Transfer> Read(std::shared_ptr<const GrantView> grant,
                                          std::span<const ReadPiece> pieces,
                                          MonotonicTime deadline) = 0;
+  // Fabrics that do not queue read at once, whatever the priority.
+  virtual std::unique_ptr<Transfer> ReadWithPriority(std::shared_ptr<const GrantView> grant,
+                                                     std::span<const ReadPiece> pieces,
+                                                     MonotonicTime deadline, Priority priority) {
+    return Read(std::move(grant), pieces, deadline);
+  }
+  // Spares batches whose buffers lie in `memory` a copy, where the fabric would make one; null
+  // where it makes none.
+  virtual absl::StatusOr<std::unique_ptr<BufferRegistration>> RegisterBuffer(
+      std::span<std::byte> memory) {
+    return nullptr;
+  }
   // The grant must be a writer's. A write that the daemon (or the grant word) refuses ends as
   // STALE, LEASE_EXPIRED, ...
   virtual std::unique_ptr<Transfer> Write(std::shared_ptr<const GrantView> grant,

@@ -248,7 +248,7 @@ TEST(OasisctlTest, HelpAtEachNodeAndExitCodes) {
     return *result;
   };
   EXPECT_THAT(run({"--help"}).output, HasSubstr("sequences"));
-  for (const char* noun : {"capacity", "sequences", "grants", "health"}) {
+  for (const char* noun : {"capacity", "sequences", "grants", "health", "doctor"}) {
     const ProcessResult help = run({noun, "--help"});
     EXPECT_EQ(help.exit_code, 0);
     EXPECT_THAT(help.output, HasSubstr(absl::StrCat("Usage: oasisctl ", noun)));
@@ -259,6 +259,13 @@ TEST(OasisctlTest, HelpAtEachNodeAndExitCodes) {
   EXPECT_EQ(run({"capacity", "--nonsense"}).exit_code, 2);
   EXPECT_EQ(run({"capacity", "--timeout=0s"}).exit_code, 2);
   EXPECT_EQ(run({"capacity", "--address=a:b:c"}).exit_code, 2);
+  EXPECT_EQ(run({"doctor", "--pool_bytes=1GB"}).exit_code, 2);
+  EXPECT_EQ(run({"doctor", "--huge_pages=maybe"}).exit_code, 2);
+  EXPECT_EQ(run({"doctor", "--verbs_port=256"}).exit_code, 2);
+  // No machine has this much memory.
+  const ProcessResult unfit = run({"doctor", "--json", "--pool_bytes=1024TiB"});
+  EXPECT_EQ(unfit.exit_code, 5);
+  EXPECT_THAT(unfit.output, HasSubstr("\"name\": \"memory\""));
   const ProcessResult nobody = run({"capacity", "--address=127.0.0.1:1", "--timeout=5s"});
   EXPECT_EQ(nobody.exit_code, 3);
   EXPECT_THAT(nobody.output, HasSubstr("127.0.0.1:1"));

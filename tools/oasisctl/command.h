@@ -20,6 +20,7 @@ enum ExitCode {
   kExitUsage = 2,        // the command line is wrong
   kExitUnreachable = 3,  // no daemon answered within the timeout
   kExitNotServing = 4,   // health: it answers and does not serve
+  kExitUnfit = 5,        // doctor: a check failed
 };
 
 // One flag of a command.

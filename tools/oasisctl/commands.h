@@ -9,5 +9,6 @@ Command CapacityCommand();
 Command SequencesCommand();
 Command GrantsCommand();
 Command HealthCommand();
+Command DoctorCommand();
 
 }  // namespace oasiskv::oasisctl

@@ -1,0 +1,22 @@
+oasiskv_test(NAME verbs_gid_test LABEL unit
+  SOURCES ${PROJECT_SOURCE_DIR}/tests/unit/verbs_gid_test.cc
+  DEPS oasiskv::fabric_verbs)
+
+if(OASISKV_SANITIZER)
+  return()  # emulated and instrumented at once is too slow to be run
+endif()
+
+# Everything that needs an RDMA device runs in one guest: starting it costs more than most of the tests.
+add_executable(verbs_peer ${CMAKE_CURRENT_LIST_DIR}/verbs_peer.cc)
+target_link_libraries(verbs_peer PRIVATE oasiskv_options oasiskv::fabric_verbs)
+add_executable(verbs_rdma_test
+  ${CMAKE_CURRENT_LIST_DIR}/verbs_attack_test.cc
+  ${CMAKE_CURRENT_LIST_DIR}/verbs_peers_test.cc
+  ${CMAKE_CURRENT_LIST_DIR}/verbs_transfer_test.cc)
+target_link_libraries(verbs_rdma_test PRIVATE oasiskv_options oasiskv::fabric_verbs GTest::gmock GTest::gtest_main)
+set_target_properties(verbs_peer verbs_rdma_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
+add_dependencies(verbs_rdma_test verbs_peer)
+add_custom_target(tests_rdma DEPENDS verbs_rdma_test)
+add_test(NAME rdma.verbs
+  COMMAND "${CMAKE_CURRENT_LIST_DIR}/in-rdma-guest" --timeout 840 -- $<TARGET_FILE:verbs_rdma_test>)
+set_tests_properties(rdma.verbs PROPERTIES LABELS rdma TIMEOUT 900 SKIP_RETURN_CODE 77)

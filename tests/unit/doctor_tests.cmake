@@ -1,0 +1,3 @@
+oasiskv_test(NAME doctor_test LABEL unit
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/doctor_test.cc
+  DEPS oasiskv::doctor)

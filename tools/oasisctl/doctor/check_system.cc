@@ -1,0 +1,145 @@
+// Limits of the kernel and the process, and the names that the daemon takes.
+#include <sys/un.h>
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "tools/oasisctl/doctor/check.h"
+
+namespace oasiskv::oasisctl {
+namespace {
+
+constexpr uint64_t kGoodMaps = 65530;      // the kernel's default
+constexpr uint64_t kGoodOpenFiles = 4096;  // 1,024 clients of shm, as many of ucx, gRPC's own
+constexpr uint64_t kGoodSystemFiles = 65536;
+
+std::set<uint16_t> ListeningPorts(const World& world) {
+  std::set<uint16_t> ports;
+  for (const char* path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    for (const absl::string_view line : absl::StrSplit(world.File(path).value_or(""), '\n')) {
+      // "0: 0100007F:1CE8 00000000:0000 0A ...", 0A being LISTEN
+      const std::vector<absl::string_view> words =
+          absl::StrSplit(line, ' ', absl::SkipWhitespace());
+      if (words.size() < 4 || words[3] != "0A") continue;
+      const std::vector<absl::string_view> address = absl::StrSplit(words[1], ':');
+      uint32_t port = 0;
+      if (address.size() == 2 && absl::SimpleHexAtoi(address[1], &port)) {
+        ports.insert(static_cast<uint16_t>(port));
+      }
+    }
+  }
+  return ports;
+}
+
+}  // namespace
+
+Check CheckMapCount(const World& world) {
+  Check check{.name = "max_map_count"};
+  check.why = "Each arena, connection and RDMA registration takes mappings.";
+  const auto count = world.Number("/proc/sys/vm/max_map_count");
+  check.facts = {{"max_map_count", count.value_or(0)}, {"wanted", kGoodMaps}};
+  check.found = count.has_value() ? absl::StrCat("vm.max_map_count is ", *count)
+                                  : "vm.max_map_count cannot be read";
+  if (count.value_or(0) < kGoodMaps) {
+    check.health = Health::kWarn;
+    check.mend = absl::StrCat("sysctl -w vm.max_map_count=", kGoodMaps);
+  }
+  return check;
+}
+
+Check CheckOpenFiles(const World& world) {
+  Check check{.name = "open_files"};
+  check.why = "Each client takes a few descriptors of the daemon, and it holds up to 1,024 of shm.";
+  const uint64_t limit = world.open_files.soft;
+  const auto system = world.Number("/proc/sys/fs/file-max");
+  const bool unlimited = limit == kUnlimited;
+  check.facts = {{"wanted", kGoodOpenFiles}, {"system_max", system.value_or(0)}};
+  check.facts["soft"] =
+      unlimited ? nlohmann::ordered_json("unlimited") : nlohmann::ordered_json(limit);
+  check.found =
+      absl::StrCat("RLIMIT_NOFILE is ", unlimited ? "unlimited" : absl::StrCat(limit),
+                   ", fs.file-max is ", system.has_value() ? absl::StrCat(*system) : "unknown");
+  std::vector<std::string> mends;
+  if (limit < kGoodOpenFiles) {
+    mends.push_back("LimitNOFILE=65536 in the systemd unit, or 'ulimit -n 65536' in this shell");
+  }
+  if (system.value_or(kGoodSystemFiles) < kGoodSystemFiles) {
+    mends.push_back(absl::StrCat("sysctl -w fs.file-max=", 16 * kGoodSystemFiles));
+  }
+  check.mend = absl::StrJoin(mends, "; ");
+  if (!mends.empty()) check.health = Health::kWarn;
+  return check;
+}
+
+Check CheckShmSocket(const World& world) {
+  Check check{.name = "shm_socket"};
+  check.why = "Clients of this host connect to the daemon through a socket file.";
+  const std::string name = absl::StrCat("/oasiskvd-", kControlPort, ".sock");
+  // The order of the daemon.
+  std::vector<std::string> folders = {"/run/oasiskv"};
+  if (const std::string own = world.Variable("XDG_RUNTIME_DIR"); own.starts_with('/')) {
+    folders.push_back(own);
+  }
+  folders.push_back("/tmp");
+  std::vector<std::string> seen;
+  std::string taken;
+  for (const std::string& folder : folders) {
+    const bool good = world.CanMakeFilesIn(folder);
+    seen.push_back(absl::StrCat(folder, good                   ? " can be written to"
+                                        : world.Exists(folder) ? " refuses this user"
+                                                               : " is missing"));
+    if (good && taken.empty()) taken = folder + name;
+  }
+  check.facts = {{"path", taken}, {"exists", !taken.empty() && world.Exists(taken)}};
+  check.found = absl::StrJoin(seen, ", ");
+  if (taken.empty()) {
+    check.health = Health::kFail;
+    check.mend =
+        "RuntimeDirectory=oasiskv in the systemd unit, or as root: install -d -o USER /run/oasiskv";
+    return check;
+  }
+  absl::StrAppend(&check.found, "; ", taken, " would be taken",
+                  world.Exists(taken) ? " (it is there: of a daemon that runs, or of a dead one, "
+                                        "which is replaced)"
+                                      : "");
+  if (taken.size() >= sizeof(sockaddr_un::sun_path)) {
+    check.health = Health::kFail;
+    check.mend = absl::StrCat("name a shorter path with --shm_socket: a socket's has at most ",
+                              sizeof(sockaddr_un::sun_path) - 1, " bytes");
+  }
+  return check;
+}
+
+Check CheckPorts(const World& world) {
+  Check check{.name = "ports"};
+  check.why = "The daemon listens there unless told otherwise; a port has one owner.";
+  const std::set<uint16_t> busy = ListeningPorts(world);
+  std::vector<std::string> all, mends;
+  const auto look = [&](absl::string_view flag, absl::string_view what, uint16_t port) {
+    const bool is_busy = busy.contains(port);
+    all.push_back(absl::StrCat(port, " (", what, ") ", is_busy ? "taken" : "free"));
+    check.facts[absl::StrCat(what)] = {{"port", port}, {"taken", is_busy}};
+    if (is_busy) mends.push_back(absl::StrCat("--", flag, "=127.0.0.1:0"));
+  };
+  look("control_address", "control", kControlPort);
+  look("metrics_address", "metrics", kMetricsPort);
+  look("ucx_address", "ucx", kUcxPort);
+  check.found = absl::StrJoin(all, ", ");
+  if (!world.Exists("/proc/net/tcp") && !world.Exists("/proc/net/tcp6")) {
+    check.health = Health::kWarn;
+    check.found = "/proc/net/tcp cannot be read, so nobody knows which ports are taken";
+    check.mend = "mount /proc";
+  } else if (!mends.empty()) {
+    check.health = Health::kWarn;
+    check.mend = absl::StrCat(
+        "'oasisctl health' tells whether a daemon runs already; a second one takes other ports: ",
+        absl::StrJoin(mends, " "));
+  }
+  return check;
+}
+
+}  // namespace oasiskv::oasisctl
