@@ -9,6 +9,7 @@ usage: tools/test.sh [options]
   (none)         all tests in the release build, then those that the sanitizers can add most to under asan and tsan
   --preset NAME  all tests of that preset and no other: release, debug, asan, tsan, thread-safety
   --label L      only tests of this label: unit, integration, python, consumer, checks
+  --rdma         only the tests on RDMA devices, in a virtual machine (installs QEMU; about 2 minutes after the build)
   --ci           as without options, and Clang's lock analysis of the product (compiled, not run)
   --full         all tests in release, asan, tsan and thread-safety (Clang's lock analysis)
   --no-install   do not look for missing Debian packages
@@ -23,6 +24,7 @@ install=yes
 presets=()
 full=no
 ci=no
+rdma=no
 label=()
 while [[ $# -gt 0 ]]; do
   case "$1" in
@@ -30,6 +32,7 @@ while [[ $# -gt 0 ]]; do
     --label) label=(-L "^${2:?--label needs a name, e.g. unit}\$"); shift ;;
     --full) full=yes ;;
     --ci) ci=yes ;;
+    --rdma) rdma=yes ;;
     --no-install) install=no ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; fail "unknown argument '$1'" ;;
@@ -62,9 +65,14 @@ run() {
 }
 
 if [[ $install == yes ]]; then
-  tools/install-deps.sh
+  if [[ $rdma == yes ]]; then tools/install-deps.sh --rdma; else tools/install-deps.sh; fi
 fi
 mkdir -p build
+if [[ $rdma == yes ]]; then
+  build release
+  say "running the tests on RDMA devices"
+  exec ctest --preset rdma
+fi
 tools/python-env.sh tests/requirements.txt
 
 if [[ $full == yes ]]; then
