@@ -37,7 +37,7 @@ class Lease : public CoreFixture {
   }
   OpenResult MustOpenMapped(const std::string& name, uint32_t blocks, ConnectionId connection) {
     OpenSpec spec = Spec(name, blocks);
-    spec.shm_connection = connection;
+    spec.connection = connection;
     if (connection != ConnectionId()) core_->ConnectionOpened(connection);
     return MustOpen(spec);
   }
@@ -512,7 +512,7 @@ TEST_F(Lease, AFenceWhileARequestIsInFlightLeavesThePinAlone) {
 // Otherwise a caller that makes a number up would leave frames in quarantine for ever.
 TEST_F(Lease, AConnectionThatNobodyHasOpensNothing) {
   OpenSpec spec = Spec("a", 1);
-  spec.shm_connection = ConnectionId(5);
+  spec.connection = ConnectionId(5);
   EXPECT_CODE(ErrorCode::kPeerLost, core_->Open(spec).status());
   core_->ConnectionOpened(ConnectionId(5));
   MustOpen(spec);

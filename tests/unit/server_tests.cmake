@@ -7,4 +7,5 @@ oasiskv_test(NAME core_limits_test LABEL unit SOURCES unit/core_limits_test.cc D
 oasiskv_test(NAME core_lease_test LABEL unit SOURCES unit/core_lease_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_unattended_test LABEL unit SOURCES unit/core_unattended_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_race_test LABEL unit SOURCES unit/core_race_test.cc DEPS oasiskv::core)
+oasiskv_test(NAME core_unfenced_test LABEL unit SOURCES unit/core_unfenced_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_shm_test LABEL unit SOURCES unit/core_shm_test.cc DEPS oasiskv::core oasiskv::fabric_shm)
