@@ -46,9 +46,12 @@ class VerbsServiceTest : public ::testing::Test {
                         "tests/fabric/in-rdma-guest";
       }
     }
+    StartDaemon("60s");
+  }
+  void StartDaemon(const std::string& fence_timeout) {
+    cluster_.reset();
     MiniClusterOptions options;
-    options.flags = {"--fabrics=verbs", "--verbs_device=rxe1", "--fence_timeout=1s",
-                     "--log_level=info"};
+    options.flags = {"--fabrics=verbs", "--verbs_device=rxe1", "--fence_timeout=" + fence_timeout};
     auto cluster = MiniCluster::Start(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
@@ -251,7 +254,7 @@ class WriterProcess {
   pid_t pid_ = 0;
 };
 
-// Its queue pairs answer nothing any more.
+// Its queue pairs answer nothing any more, which the daemon sees by itself.
 TEST_F(VerbsServiceTest, AKilledWriterReturnsItsMemory) {
   const WriterProcess writer(address());
   ASSERT_TRUE(Eventually([&] { return Capacity().grants_writer() == 1; }, kPatience));
@@ -262,6 +265,7 @@ TEST_F(VerbsServiceTest, AKilledWriterReturnsItsMemory) {
 
 // Its device goes on answering, so that only the missing fence gives it away.
 TEST_F(VerbsServiceTest, AStoppedWriterIsDisconnectedAndItsMemoryReturns) {
+  StartDaemon("1s");
   const WriterProcess writer(address());
   ASSERT_TRUE(Eventually([&] { return Capacity().grants_writer() == 1; }, kPatience));
   writer.Signal(SIGSTOP);

@@ -274,7 +274,7 @@ TEST_F(DaemonErrorsTest, CallsOfAFabricThatIsNotServedAreUnsupported) {
   const Outcome connect = ControlStubs::Call(*stubs_->kv, &v1::KvMemory::Stub::ConnectFabric,
                                              v1::ConnectFabricRequest(), &connected);
   EXPECT_EQ(connect.code, ErrorCode::kUnsupported);
-  EXPECT_THAT(connect.message, HasSubstr("--fabrics"));
+  EXPECT_THAT(connect.status.error_message(), HasSubstr("--fabrics"));
   v1::FenceWriterResponse fenced;
   EXPECT_EQ(ControlStubs::Call(*stubs_->kv, &v1::KvMemory::Stub::FenceWriter,
                                v1::FenceWriterRequest(), &fenced)
