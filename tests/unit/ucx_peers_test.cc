@@ -71,7 +71,9 @@ class ServerProcess {
     ::close(stdin_);
   }
   void Signal(int number) const {
-    if (pid_ > 0) ::kill(pid_, number);
+    if (pid_ <= 0) return;
+    ::kill(pid_, number);
+    if (number == SIGSTOP) ::waitpid(pid_, nullptr, WUNTRACED);  // until every thread has stopped
   }
   const std::string& address() const { return address_; }
   uint16_t port() const { return ParseAddress(address_, 0)->port; }

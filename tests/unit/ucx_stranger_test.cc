@@ -255,6 +255,58 @@ TEST_F(UcxStrangerTest, AClientThatFloodsRequestsIsCutOff) {
   EXPECT_TRUE(Eventually([&] { return authority_.pins() == 0; }));
 }
 
+// Several reads in one message, each under its own grant: each is answered by itself, and small
+// answers share messages too.
+TEST_F(UcxStrangerTest, AMessageOfSeveralReadsIsAnsweredReadByRead) {
+  Stranger stranger(server_->address());
+  stranger.Greet();
+  constexpr uint64_t kReads = 9;
+  constexpr uint32_t kBytes = 1000;
+  const ReadRequest first = ReadHead(1);
+  auto message = [&](uint64_t bad) {  // the read under grant `bad` names an epoch of its own
+    std::vector<std::byte> payload = RangeBytes({{0, 0, kBytes}});
+    for (uint64_t id = 2; id <= kReads; ++id) {
+      ReadRequest head = ReadHead(1);
+      head.grant = id;
+      head.epoch = 1000 + id + (id == bad ? 1 : 0);
+      const auto* at = reinterpret_cast<const std::byte*>(&head);
+      payload.insert(payload.end(), at, at + sizeof(head));
+      const std::vector<std::byte> range = RangeBytes({{0, 0, kBytes}});
+      payload.insert(payload.end(), range.begin(), range.end());
+    }
+    return payload;
+  };
+  const auto read_id = static_cast<unsigned>(MessageId::kRead);
+  stranger.Send(read_id, &first, sizeof(first), message(0));
+  EXPECT_TRUE(Eventually([&] {
+    stranger.Progress();
+    return stranger.data_bytes() == kReads * kBytes + (kReads - 1) * sizeof(Data);
+  })) << stranger.data_bytes();
+  EXPECT_EQ(stranger.data_messages(), 1u);
+  EXPECT_EQ(server_->Stats().requests, kReads);
+  stranger.Send(read_id, &first, sizeof(first), message(5));
+  EXPECT_TRUE(Eventually([&] {
+    stranger.Progress();
+    return server_->Stats().bytes_read == (2 * kReads - 1) * kBytes;
+  })) << server_->Stats().bytes_read;
+  EXPECT_EQ(server_->Stats().requests_refused, 1u);
+  EXPECT_EQ(server_->Stats().malformed, 0u);
+  // The rest of a message is not looked at any more behind a request that is wrong or cut short.
+  std::vector<std::byte> garbage = message(0);
+  garbage[sizeof(RemoteRange)] = std::byte{0};
+  stranger.Send(read_id, &first, sizeof(first), garbage);
+  EXPECT_TRUE(Eventually([&] { return server_->Stats().malformed == 1; }));
+  std::vector<std::byte> cut = message(0);
+  cut.pop_back();
+  stranger.Send(read_id, &first, sizeof(first), cut);
+  EXPECT_TRUE(Eventually([&] {
+    stranger.Progress();
+    return server_->Stats().malformed == 2;
+  }));
+  EXPECT_TRUE(Eventually([&] { return server_->Stats().requests_refused == 2; }));
+  EXPECT_EQ(server_->Stats().requests, 2 * kReads + 1 + kReads - 1);
+}
+
 // Small answers that the socket has no room for must not leave the ones behind them waiting for a
 // request that never comes.
 TEST_F(UcxStrangerTest, AnswersGoOnWhenAClientTakesThemAfterAPause) {

@@ -88,11 +88,13 @@ class UcxConnection final : public Connection, private ArrivalHandler {
   bool IssueOne(const std::shared_ptr<Batch>& batch);
   std::vector<RemoteRange> NextRanges(Batch& batch, uint64_t max_bytes, size_t max_ranges,
                                       uint64_t& bytes) const;
-  void SendRead(OpenRequest request, uint64_t id, const std::vector<RemoteRange>& ranges);
+  void AddRead(OpenRequest request, uint64_t id, const std::vector<RemoteRange>& ranges);
+  void SendReads();
   bool SendWrite(OpenRequest request, uint64_t id, const std::vector<RemoteRange>& ranges);
   void OnArrival(const Arrival& arrival) override;
   void OnHelloReply(const Arrival& arrival);
   void OnData(const Arrival& arrival);
+  void TakeData(const Data& data, std::span<const std::byte> bytes);
   void OnTrailer(const Arrival& arrival);
   void Finish(Requests::iterator it);
   void Lose(const absl::Status& why);
@@ -120,6 +122,7 @@ class UcxConnection final : public Connection, private ArrivalHandler {
   std::vector<std::shared_ptr<Batch>> live_;   // not known to have ended, for their deadlines
   std::vector<std::shared_ptr<Batch>> taken_;
   Requests requests_;
+  std::unique_ptr<Message> reads_;  // requests that go out together, within Issue
   uint64_t next_request_ = 1;
   uint64_t bytes_in_flight_ = 0;
   size_t writes_posted_ = 0;

@@ -53,15 +53,29 @@ void UcxConnection::OnHelloReply(const Arrival& arrival) {
 }
 
 void UcxConnection::OnData(const Arrival& arrival) {
-  Data data;
-  if (!ParseHeader(arrival.header.data(), arrival.header.size(), data)) {
-    return Lose(MakeError(ErrorCode::kPeerLost, absl::StrCat("the daemon at ", options_.address,
-                                                             " sent malformed data")));
+  std::span<const std::byte> header = arrival.header;
+  std::span<const std::byte> rest = arrival.payload;
+  while (!failed_) {
+    Data data;
+    const bool good = ParseHeader(header.data(), header.size(), data);
+    const uint64_t bytes = data.whole != 0 ? data.bytes : rest.size();
+    if (!good || bytes > rest.size()) {
+      return Lose(MakeError(ErrorCode::kPeerLost, absl::StrCat("the daemon at ", options_.address,
+                                                               " sent malformed data")));
+    }
+    TakeData(data, rest.first(bytes));
+    rest = rest.subspan(bytes);
+    if (rest.empty()) return;
+    header = rest.first(std::min(rest.size(), sizeof(Data)));
+    rest = rest.subspan(header.size());
   }
+}
+
+void UcxConnection::TakeData(const Data& data, std::span<const std::byte> payload) {
   auto it = requests_.find(data.request);
   if (it == requests_.end()) return;  // its batch was refused meanwhile
   OpenRequest& request = it->second;
-  const uint64_t bytes = arrival.payload.size();
+  const uint64_t bytes = payload.size();
   if (request.batch->access != Access::kRead || data.position > request.bytes ||
       bytes > request.bytes - data.position || bytes > request.bytes - request.arrived) {
     return Lose(MakeError(
@@ -70,7 +84,7 @@ void UcxConnection::OnData(const Arrival& arrival) {
   }
   if (bytes == 0) return;
   OASISKV_PAUSE_POINT("ucx.client.before_copy");
-  if (request.batch->CopyIn(request.from, data.position, arrival.payload)) {
+  if (request.batch->CopyIn(request.from, data.position, payload)) {
     ledger_->Count(&ConnectionStats::bytes_read, bytes);
   }
   request.arrived += bytes;

@@ -16,6 +16,9 @@ namespace {
 constexpr uint64_t kReadRequestBytes = uint64_t{512} << 10;
 // A window with less room than this waits for more, lest requests be cut ever smaller.
 constexpr uint64_t kMinRequestBytes = uint64_t{64} << 10;
+// A message of so many bytes of read requests takes no more of them: the daemon should begin to
+// answer.
+constexpr size_t kMinReadsBytes = size_t{2} << 10;
 // Half of what the daemon tolerates.
 constexpr size_t kMaxRequests = kMaxOpenRequests / 2;
 // Write messages that UCX holds a copy of at a time.
@@ -59,6 +62,7 @@ bool UcxConnection::Issue() {
       asking_.push_back(std::move(batch));
     }
   }
+  SendReads();
   return issued;
 }
 
@@ -78,7 +82,7 @@ bool UcxConnection::IssueOne(const std::shared_ptr<Batch>& batch) {
   const uint64_t bytes = request.bytes;
   const uint64_t id = next_request_++;
   if (!write) {
-    SendRead(std::move(request), id, ranges);
+    AddRead(std::move(request), id, ranges);
   } else if (!SendWrite(std::move(request), id, ranges)) {
     return true;  // the batch ended meanwhile
   }
@@ -115,19 +119,30 @@ std::vector<RemoteRange> UcxConnection::NextRanges(Batch& batch, uint64_t max_by
   return ranges;
 }
 
-void UcxConnection::SendRead(OpenRequest request, uint64_t id,
-                             const std::vector<RemoteRange>& ranges) {
+// Small batches that wait at the same time share a message: each costs the daemon one otherwise.
+void UcxConnection::AddRead(OpenRequest request, uint64_t id,
+                            const std::vector<RemoteRange>& ranges) {
   ReadRequest head;
   head.request = id;
   head.grant = request.batch->grant->id.value();
   head.epoch = request.batch->grant->epoch.value();
   head.ranges = static_cast<uint32_t>(ranges.size());
-  auto message = std::make_unique<PlainMessage>(*this, head.head.id, &head, sizeof(head));
+  if (reads_ == nullptr) {
+    reads_ = std::make_unique<PlainMessage>(*this, head.head.id, &head, sizeof(head));
+  } else {
+    const auto* first = reinterpret_cast<const std::byte*>(&head);
+    reads_->owned.insert(reads_->owned.end(), first, first + sizeof(head));
+  }
   const auto* first = reinterpret_cast<const std::byte*>(ranges.data());
-  message->owned.assign(first, first + ranges.size() * sizeof(RemoteRange));
-  ledger_->Count(&ConnectionStats::request_bytes, sizeof(head) + message->owned.size());
+  const size_t range_bytes = ranges.size() * sizeof(RemoteRange);
+  reads_->owned.insert(reads_->owned.end(), first, first + range_bytes);
+  ledger_->Count(&ConnectionStats::request_bytes, sizeof(head) + range_bytes);
   requests_.emplace(id, std::move(request));
-  worker_->Send(endpoint_, std::move(message), Worker::Reply::kYes);
+  if (reads_->owned.size() >= kMinReadsBytes) SendReads();
+}
+
+void UcxConnection::SendReads() {
+  if (reads_ != nullptr) worker_->Send(endpoint_, std::move(reads_), Worker::Reply::kYes);
 }
 
 bool UcxConnection::SendWrite(OpenRequest request, uint64_t id,

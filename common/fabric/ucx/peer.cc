@@ -23,8 +23,8 @@ constexpr size_t kMaxGather = 14;
 // kMaxPayloadBytes.
 constexpr uint64_t kMinGatherBytes = uint64_t{28} << 10;
 
-// A reply up to this size is copied and goes out as one message, trailer and all: a second message
-// costs more than the copy.
+// A reply up to this size is copied and goes out as one message, trailer and all, together with
+// others that wait and are as small: a second message costs more than the copy.
 constexpr uint64_t kMaxWholeBytes = uint64_t{32} << 10;
 
 absl::string_view TextOf(const absl::Status& status) {
@@ -137,21 +137,37 @@ void Peer::SendTrailer(uint64_t request, const absl::Status& status, uint64_t wo
   Post(std::make_unique<SmallMessage>(*this, trailer.head.id, &trailer, sizeof(trailer), text));
 }
 
-void Peer::PostWhole(const ReadJob& job) {
-  std::vector<std::byte> bytes;
-  bytes.reserve(job.bytes);
-  for (const std::span<std::byte> range : job.ranges.memory) {
-    bytes.insert(bytes.end(), range.begin(), range.end());
+// The answer to the first job, and to those behind it that are as small and fit into the message.
+void Peer::PostWhole() {
+  size_t count = 0;
+  uint64_t size = 0;
+  for (const std::shared_ptr<ReadJob>& job : jobs_) {
+    const uint64_t more = job->bytes + (count == 0 ? 0 : sizeof(Data));
+    if (job->bytes > kMaxWholeBytes || size + more > kMaxPayloadBytes) break;
+    size += more;
+    ++count;
   }
-  Data head;
-  head.request = job.request;
-  head.whole = 1;
-  OASISKV_PAUSE_POINT("ucx.server.before_trailer");
-  head.word = authority_.GrantWord(job.grant);  // after the last byte was read: rule 2, as in Pump
-  auto message =
-      std::make_unique<SmallMessage>(*this, head.head.id, &head, sizeof(head), absl::string_view());
-  message->owned = std::move(bytes);
-  counters_.bytes_read.fetch_add(job.bytes, std::memory_order_relaxed);
+  auto message = std::make_unique<SmallMessage>(*this, MessageId::kData, nullptr, 0, "");
+  std::vector<std::byte>& payload = message->owned;
+  payload.reserve(size);
+  for (size_t i = 0; i < count; ++i) {
+    const std::shared_ptr<ReadJob> job = std::move(jobs_.front());
+    jobs_.pop_front();
+    std::vector<std::byte>& heads = i == 0 ? message->header : payload;
+    const size_t at = heads.size();
+    heads.resize(at + sizeof(Data));
+    for (const std::span<std::byte> range : job->ranges.memory) {
+      payload.insert(payload.end(), range.begin(), range.end());
+    }
+    Data head;
+    head.request = job->request;
+    head.whole = 1;
+    head.bytes = static_cast<uint32_t>(job->bytes);
+    OASISKV_PAUSE_POINT("ucx.server.before_trailer");
+    head.word = authority_.GrantWord(job->grant);  // after its last byte was read, as in Pump
+    std::memcpy(heads.data() + at, &head, sizeof(head));
+    counters_.bytes_read.fetch_add(job->bytes, std::memory_order_relaxed);
+  }
   Post(std::move(message));
 }
 
@@ -228,8 +244,7 @@ bool Peer::Pump() {
   if (jobs_.empty() || in_flight_ >= kMaxPosted) return false;
   const std::shared_ptr<ReadJob> job = jobs_.front();
   if (job->bytes <= kMaxWholeBytes) {
-    jobs_.pop_front();
-    PostWhole(*job);
+    PostWhole();
     return true;
   }
   PostData(job);

@@ -82,7 +82,7 @@ class Peer {
   void Sent(bool ok);
   void DataSent(const std::shared_ptr<ReadJob>& job, bool ok);
   void PostData(const std::shared_ptr<ReadJob>& job);
-  void PostWhole(const ReadJob& job);
+  void PostWhole();
   void Post(std::unique_ptr<Message> message);
 
   Worker& worker_;

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -52,6 +54,7 @@ class Server final : public Endpoint, private ArrivalHandler {
   void OnArrival(const Arrival& arrival) override;
   void OnHello(Peer& peer, const Arrival& arrival);
   void OnRead(Peer& peer, const Arrival& arrival);
+  void ServeRead(Peer& peer, const ReadRequest& request, std::span<const std::byte> range_bytes);
   void OnWrite(Peer& peer, const Arrival& arrival);
   void Malformed(const Peer* peer, const Arrival& arrival, absl::string_view why);
   void Accept(ucp_conn_request* request);

@@ -1,4 +1,5 @@
 // What clients ask for: every field is checked, then the daemon's word on the grant.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -80,25 +81,37 @@ void Server::OnHello(Peer& peer, const Arrival& arrival) {
 }
 
 void Server::OnRead(Peer& peer, const Arrival& arrival) {
-  ReadRequest request;
-  if (!ParseHeader(arrival.header.data(), arrival.header.size(), request)) {
-    return Malformed(&peer, arrival, "the read's header is wrong");
+  std::span<const std::byte> header = arrival.header;
+  std::span<const std::byte> rest = arrival.payload;
+  while (!peer.broken()) {
+    ReadRequest request;
+    if (!ParseHeader(header.data(), header.size(), request)) {
+      return Malformed(&peer, arrival, "a read's header is wrong");
+    }
+    // A 64-bit number: a count near 2^32 must not wrap into a length that fits.
+    const uint64_t range_bytes = uint64_t{request.ranges} * sizeof(RemoteRange);
+    if (request.ranges == 0 || request.ranges > kMaxReadRanges || range_bytes > rest.size()) {
+      Malformed(&peer, arrival, "a read's count of ranges is wrong");
+      return peer.SendTrailer(
+          request.request,
+          MakeError(ErrorCode::kInvalidArgument,
+                    absl::StrCat("a read of ", request.ranges, " ranges came with ", rest.size(),
+                                 " bytes of them; at most ", kMaxReadRanges, " are allowed")),
+          0);
+    }
+    ServeRead(peer, request, rest.first(range_bytes));
+    rest = rest.subspan(range_bytes);
+    if (rest.empty()) return;
+    header = rest.first(std::min(rest.size(), sizeof(ReadRequest)));
+    rest = rest.subspan(header.size());
   }
-  // Compared as 64-bit numbers: a count near 2^32 must not wrap into a length that fits.
-  if (request.ranges == 0 || request.ranges > kMaxReadRanges ||
-      arrival.payload.size() != uint64_t{request.ranges} * sizeof(RemoteRange)) {
-    Malformed(&peer, arrival, "the read's count of ranges is wrong");
-    return peer.SendTrailer(
-        request.request,
-        MakeError(
-            ErrorCode::kInvalidArgument,
-            absl::StrCat("a read of ", request.ranges, " ranges came with ", arrival.payload.size(),
-                         " bytes of them; at most ", kMaxReadRanges, " are allowed")),
-        0);
-  }
+}
+
+void Server::ServeRead(Peer& peer, const ReadRequest& request,
+                       std::span<const std::byte> range_bytes) {
   counters_.requests.fetch_add(1, std::memory_order_relaxed);
   std::vector<RemoteRange> ranges(request.ranges);
-  std::memcpy(ranges.data(), arrival.payload.data(), arrival.payload.size());
+  std::memcpy(ranges.data(), range_bytes.data(), range_bytes.size());
   uint64_t bytes = 0;
   for (const RemoteRange& range : ranges) bytes += range.length;
   if (bytes > kMaxRequestBytes) {

@@ -1,13 +1,18 @@
 // What goes over the wire of the ucx fabric: active messages, each with a fixed little-endian
 // header.
 //
-//   client -> daemon   Hello                                        once, first
-//   daemon -> client   HelloReply, payload: text                    code 0: welcome
+//   client -> daemon   Hello                                 once, first
+//   daemon -> client   HelloReply, payload: text             code 0: welcome
 //   client -> daemon   ReadRequest, payload: RemoteRange[ranges]
-//   daemon -> client   Data, payload: bytes                         any number per request, in any
-//   order client -> daemon   WriteRequest RemoteRange[ranges], payload: the ranges' bytes one after
-//   another daemon -> client   Trailer, payload: text                       the one end of each
-//   request, unless a Data was whole
+//   daemon -> client   Data, payload: bytes                  any number per request, in any order
+//   client -> daemon   WriteRequest RemoteRange[ranges], payload: the ranges' bytes one after
+//   another daemon -> client   Trailer, payload: text                the one end of each request,
+//   unless a
+//                                                            Data was whole
+//
+// A ReadRequest message may hold several requests: behind the ranges of one comes the head of the
+// next with its own grant, then its ranges. A Data message may hold several whole answers: behind
+// the `bytes` of one comes the head of the next. Each is checked and judged by itself.
 //
 // Everything is sent eagerly: a rendezvous would have one side write into the other's memory on its
 // own.
@@ -95,7 +100,7 @@ struct Data {
   uint64_t position = 0;  // of the payload's first byte in the request's ranges laid end to end
   uint64_t word = 0;      // when `whole`, as in a Trailer
   uint32_t whole = 0;     // 1: these are all bytes of the request, and no Trailer follows
-  uint32_t reserved = 0;
+  uint32_t bytes = 0;     // when `whole`, how many; else the payload's size says
 };
 
 struct Trailer {
