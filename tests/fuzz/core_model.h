@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "oasiskv/error.h"
 #include "server/core/kv_core.h"
 
 namespace oasiskv::server {

@@ -5,6 +5,8 @@ target_compile_definitions(state_table_test PRIVATE OASISKV_SOURCE_DIR="${PROJEC
 oasiskv_test(NAME core_sequence_test LABEL unit SOURCES unit/core_sequence_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_limits_test LABEL unit SOURCES unit/core_limits_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_lease_test LABEL unit SOURCES unit/core_lease_test.cc DEPS oasiskv::core)
+oasiskv_test(NAME core_authorize_test LABEL unit SOURCES unit/core_authorize_test.cc DEPS oasiskv::core)
+oasiskv_test(NAME core_quarantine_test LABEL unit SOURCES unit/core_quarantine_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_unattended_test LABEL unit SOURCES unit/core_unattended_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_race_test LABEL unit SOURCES unit/core_race_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_unfenced_test LABEL unit SOURCES unit/core_unfenced_test.cc DEPS oasiskv::core)
