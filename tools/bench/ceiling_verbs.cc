@@ -44,7 +44,14 @@ absl::StatusOr<double> VerbsCeiling::Round(double seconds) {
   const double per_second = rate_ * (1 << 20) / static_cast<double>(bytes_);
   const auto iterations = std::max<uint64_t>(
       5, static_cast<uint64_t>(per_second * seconds) / std::min(kQueuePairs, outstanding_));
-  OASISKV_ASSIGN_OR_RETURN(rate_, RunOnce(rate_ == 0 ? 20 : iterations));
+  // perftest has little patience with a device that drops packets and gives up then.
+  absl::StatusOr<double> rate;
+  for (int attempt = 0; attempt < 3 && !rate.ok(); ++attempt) {
+    rate = RunOnce(rate_ == 0 ? 20 : iterations);
+    if (ErrorCodeOf(rate.status()) == ErrorCode::kNotFound) break;
+  }
+  if (!rate.ok()) return rate.status();
+  rate_ = *rate;
   return rate_ * (1 << 20) / 1e9;
 }
 
@@ -80,7 +87,7 @@ absl::StatusOr<double> VerbsCeiling::RunOnce(uint64_t iterations) {
   absl::Status last;
   for (int attempt = 0; attempt < 100; ++attempt) {  // until the server listens
     OASISKV_ASSIGN_OR_RETURN(ChildProcess client, ChildProcess::Start(args, {}, ""));
-    absl::StatusOr<std::string> output = client.ReadAll(std::chrono::seconds(120));
+    absl::StatusOr<std::string> output = client.ReadAll(std::chrono::seconds(30));
     if (output.ok()) return AverageMegabytes(*output, bytes_);
     last = output.status();
     if (ErrorCodeOf(last) == ErrorCode::kNotFound || !server.Running()) break;
