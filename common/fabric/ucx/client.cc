@@ -214,8 +214,6 @@ void UcxConnection::Lose(const absl::Status& why) {
 
 void UcxConnection::Sweep(MonotonicTime now) {
   next_deadline_ = MonotonicTime::max();
-  // A window that a stopped daemon keeps full gives them no turn, in which they would be dropped.
-  std::erase_if(asking_, [](const std::shared_ptr<Batch>& batch) { return batch->ended(); });
   std::erase_if(live_, [&](const std::shared_ptr<Batch>& batch) {
     if (batch->ended()) return true;
     if (batch->deadline > now) {
@@ -225,6 +223,10 @@ void UcxConnection::Sweep(MonotonicTime now) {
     batch->End(MakeError(ErrorCode::kDeadlineExceeded, "the batch's deadline passed"));
     return true;
   });
+  // A window that a stopped daemon keeps full gives them no turn, in which they would be dropped.
+  // After the deadlines: what ends by one just now would otherwise stay until the next sweep, which
+  // may be long in coming.
+  std::erase_if(asking_, [](const std::shared_ptr<Batch>& batch) { return batch->ended(); });
 }
 
 // Bounded: what UCX does not give back in time it gives back when the worker goes.
