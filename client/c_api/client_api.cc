@@ -13,11 +13,15 @@ int oasiskv_client_connect(const oasiskv_client_options* options, oasiskv_client
     OASISKV_RETURN_IF_ERROR(ReadStruct(options, "options", in));
     ClientOptions o;
     if (in.address != nullptr) o.address = in.address;
-    OASISKV_ASSIGN_OR_RETURN(o.fabric, ToEnum(in.fabric, FabricChoice::kUcx, "options.fabric"));
+    OASISKV_ASSIGN_OR_RETURN(o.fabric, ToEnum(in.fabric, FabricChoice::kVerbs, "options.fabric"));
     if (in.rpc_timeout_ms != 0) o.rpc_timeout = Milliseconds(in.rpc_timeout_ms);
     if (in.read_timeout_ms != 0) o.read_timeout = Milliseconds(in.read_timeout_ms);
     o.lease = Milliseconds(in.lease_ms);
     o.verify_checksums = in.verify_checksums != 0;
+    o.verbs_device = OrEmpty(in.verbs_device);
+    o.verbs_port = in.verbs_port;
+    if (in.verbs_gid_given != 0) o.verbs_gid_index = in.verbs_gid_index;
+    o.verbs_peer_timeout = Milliseconds(in.verbs_peer_timeout_ms);
     NoteFirstHandle();
     OASISKV_ASSIGN_OR_RETURN(auto client, Client::Connect(o));
     *out = new oasiskv_client{std::move(client)};

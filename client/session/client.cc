@@ -59,7 +59,7 @@ absl::StatusOr<Producer> Client::Open(const ProducerSpec& spec) {
     call.geometry = spec.geometry;
     call.blocks = spec.blocks;
     call.lease = LeaseOf(spec.lease, core.options());
-    call.shm_connection = writer->connection_id();
+    call.connection = writer->connection_id();
     call.checksums = spec.checksums;
     OASISKV_ASSIGN_OR_RETURN(client::GivenGrant given, session->control().Open(call, timeout));
     OASISKV_RETURN_IF_ERROR(session->VerifyGrant(given.key.id, timeout));

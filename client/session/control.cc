@@ -151,6 +151,7 @@ absl::StatusOr<DaemonInfo> ControlChannel::Describe(Duration timeout) {
   info.incarnation = response.incarnation();
   info.shm_socket = response.shm_socket();
   info.ucx_address = response.ucx_address();
+  info.verbs_endpoint = response.verbs_endpoint();
   info.max_blob_bytes = response.max_blob_bytes();
   info.draining = response.draining();
   return info;
@@ -163,7 +164,7 @@ absl::StatusOr<GivenGrant> ControlChannel::Open(const OpenCall& call, Duration t
   Fill(call.geometry, request.mutable_geometry());
   request.set_blocks(call.blocks);
   request.set_lease_ms(ToMillis(call.lease));
-  request.set_shm_connection(call.shm_connection.value());
+  request.set_shm_connection(call.connection.value());
   request.set_checksums(call.checksums);
   v1::OpenResponse response;
   const MonotonicTime sent = Clock::Real().Now();
@@ -291,6 +292,32 @@ absl::StatusOr<uint32_t> ControlChannel::Abort(const std::string& name, const Id
   OASISKV_RETURN_IF_ERROR(
       rpc_->Call("Abort", &v1::KvMemory::Stub::Abort, request, &response, timeout));
   return response.grants_revoked();
+}
+
+absl::StatusOr<std::string> ControlChannel::ConnectFabric(std::string client_hello,
+                                                          Duration timeout) {
+  v1::ConnectFabricRequest request;
+  request.set_client_hello(std::move(client_hello));
+  v1::ConnectFabricResponse response;
+  OASISKV_RETURN_IF_ERROR(
+      rpc_->Call("ConnectFabric", &v1::KvMemory::Stub::ConnectFabric, request, &response, timeout));
+  return std::move(*response.mutable_server_hello());
+}
+
+absl::Status ControlChannel::FenceWriter(ConnectionId connection, GrantId grant, Duration timeout) {
+  v1::FenceWriterRequest request;
+  request.set_connection(connection.value());
+  request.set_grant_id(grant.value());
+  v1::FenceWriterResponse response;
+  return rpc_->Call("FenceWriter", &v1::KvMemory::Stub::FenceWriter, request, &response, timeout);
+}
+
+absl::Status ControlChannel::DisconnectFabric(ConnectionId connection, Duration timeout) {
+  v1::DisconnectFabricRequest request;
+  request.set_connection(connection.value());
+  v1::DisconnectFabricResponse response;
+  return rpc_->Call("DisconnectFabric", &v1::KvMemory::Stub::DisconnectFabric, request, &response,
+                    timeout);
 }
 
 }  // namespace oasiskv::client

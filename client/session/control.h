@@ -20,7 +20,7 @@ namespace oasiskv::client {
 struct DaemonInfo {
   std::string version;
   uint64_t incarnation = 0;
-  std::string shm_socket, ucx_address;  // empty: not served
+  std::string shm_socket, ucx_address, verbs_endpoint;  // empty: not served
   uint64_t max_blob_bytes = 0;
   bool draining = false;
 };
@@ -49,7 +49,7 @@ struct OpenCall {
   Geometry geometry;
   uint32_t blocks = 0;
   Duration lease{0};
-  ConnectionId shm_connection;
+  ConnectionId connection;
   bool checksums = false;
 };
 
@@ -119,6 +119,12 @@ class ControlChannel {
                                             const Identity& identity, Duration timeout);
   absl::StatusOr<uint32_t> Abort(const std::string& name, const Identity& identity,
                                  const std::string& reason, Duration timeout);
+
+  // A data connection of the verbs fabric: the serialized hellos (common/fabric/verbs/hello.h) and
+  // its end.
+  absl::StatusOr<std::string> ConnectFabric(std::string client_hello, Duration timeout);
+  absl::Status FenceWriter(ConnectionId connection, GrantId grant, Duration timeout);
+  absl::Status DisconnectFabric(ConnectionId connection, Duration timeout);
 
  private:
   struct Rpc;

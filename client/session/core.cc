@@ -54,6 +54,14 @@ absl::Status CheckOptions(const ClientOptions& options) {
                      "ClientOptions: rpc_timeout and read_timeout must be positive, lease not "
                      "negative");
   }
+  if (options.verbs_port > 255 || options.verbs_gid_index < -1 || options.verbs_gid_index > 65535 ||
+      options.verbs_peer_timeout < Duration(0)) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     absl::StrCat("ClientOptions: verbs_port ", options.verbs_port,
+                                  " (0 to 255), verbs_gid_index ", options.verbs_gid_index,
+                                  " (-1 to 65535) or verbs_peer_timeout (not negative) is out of "
+                                  "its range"));
+  }
   return absl::OkStatus();
 }
 

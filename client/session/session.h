@@ -3,11 +3,13 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/session/control.h"
+#include "client/session/fabric_choice.h"
 #include "common/fabric/fabric.h"
 #include "common/mutex.h"
 #include "oasiskv/client.h"
@@ -44,11 +46,11 @@ class Session {
                                                           std::shared_ptr<RetiredStats> retired);
   ~Session();
 
-  ControlChannel& control() { return control_; }
+  ControlChannel& control() { return *control_; }
   const DaemonInfo& daemon() const { return daemon_; }
   fabric::Connection& reader() const { return *reader_; }
-  // The connection that writes go through: over shm one of its own, whose descriptors can be
-  // written; else the readers'.
+  // The connection that writes go through: over shm and verbs one of its own, whose descriptors or
+  // keys can be written through; else the readers'.
   absl::StatusOr<fabric::Connection*> Writer();
 
   // OK, STALE (the daemon restarted) or PEER_LOST.
@@ -72,14 +74,13 @@ class Session {
 
  private:
   Session(const ClientOptions& options, std::shared_ptr<RetiredStats> retired);
-  absl::Status ConnectFabric(const ClientOptions& options, Duration timeout);
-  absl::Status ConnectUcx(const ClientOptions& options, Duration timeout);
 
   const std::string address_;
   const std::shared_ptr<RetiredStats> retired_;
-  ControlChannel control_;
+  const std::shared_ptr<ControlChannel> control_;
   // Constant after Connect.
   DaemonInfo daemon_;
+  std::optional<FabricConnector> connector_;
   std::shared_ptr<fabric::Connection> reader_;
   std::string choice_;
 

@@ -149,7 +149,8 @@ class Connection {
   // that.
   virtual absl::Status Health() = 0;
   virtual Kind kind() const = 0;
-  // For OpenRequest.shm_connection; zero where the daemon checks every write itself.
+  // For OpenRequest.shm_connection (shm and verbs); zero where the daemon checks every write
+  // itself.
   virtual ConnectionId connection_id() const = 0;
   // One line for people: fabric, endpoint, transport chosen.
   virtual std::string Describe() const = 0;

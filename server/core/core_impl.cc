@@ -202,7 +202,7 @@ void CoreImpl::Finish(const Ending& ending) {
   // Rule 1: the words have changed; every frame is still held.
   OASISKV_PAUSE_POINT("lease.revoke.word_changed");
   MutexLock lock(mutex_);
-  for (Grant* grant : ending.grants) grants_->LetGo(*grant);
+  for (Grant* grant : ending.grants) grants_->LetGo(*grant, served_.At(clock_.Now()));
   for (const Ending::Frames& f : ending.frames) {
     allocator_.Unref(std::span(f.body->frames).subspan(f.from, f.to - f.from));
   }
@@ -226,6 +226,11 @@ void CoreImpl::Tick(MonotonicTime now) {
   }
   TickGrants();
   TickSequences();
+}
+
+std::vector<ConnectionId> CoreImpl::UnfencedWriters(Duration patience) const {
+  MutexLock lock(mutex_);
+  return grants_->UnfencedSince(served_.served() - patience);
 }
 
 void CoreImpl::TickGrants() {

@@ -58,6 +58,7 @@ class CoreImpl final : public KvCore {
   void SetDraining(bool draining) override;
   bool draining() const override;
   void Tick(MonotonicTime now) override;
+  std::vector<ConnectionId> UnfencedWriters(Duration patience) const override;
 
   CapacityInfo Capacity() const override;
   CoreCounters Counters() const override;

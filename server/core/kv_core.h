@@ -59,8 +59,8 @@ struct OpenSpec {
   Identity identity;
   Geometry geometry;
   uint32_t blocks = 0;
-  Duration lease{0};            // 0: default
-  ConnectionId shm_connection;  // zero: writes come through a fabric that checks each one
+  Duration lease{0};        // 0: default
+  ConnectionId connection;  // zero: writes come through a fabric that checks each one
   bool checksums = false;
   std::string holder;  // for listings
 };
@@ -194,6 +194,9 @@ class KvCore : public fabric::GrantAuthority {
   virtual void SetDraining(bool draining) = 0;
   virtual bool draining() const = 0;
   virtual void Tick(MonotonicTime now) = 0;
+  // Connections of writers that hold frames in quarantine and have had `patience` (served time) to
+  // fence the grant that was revoked. Where the daemon can end a connection, this is when.
+  virtual std::vector<ConnectionId> UnfencedWriters(Duration patience) const = 0;
 
   virtual CapacityInfo Capacity() const = 0;
   virtual CoreCounters Counters() const = 0;

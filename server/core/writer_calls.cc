@@ -134,10 +134,11 @@ absl::StatusOr<OpenResult> CoreImpl::Open(const OpenSpec& spec) {
 
 absl::StatusOr<OpenResult> CoreImpl::OpenLocked(const OpenSpec& spec, Duration lease) {
   if (draining_) return MakeError(ErrorCode::kDraining, "the daemon drains; open on another one");
-  if (spec.shm_connection != ConnectionId() && !grants_->IsOpen(spec.shm_connection)) {
-    return MakeError(ErrorCode::kPeerLost,
-                     "shm_connection names no connection that can write and is still open; "
-                     "connect to the socket again");
+  if (spec.connection != ConnectionId() && !grants_->IsOpen(spec.connection)) {
+    return MakeError(
+        ErrorCode::kPeerLost,
+        "shm_connection names no connection (shm or verbs) that can write and is still open; "
+        "connect again");
   }
   OASISKV_RETURN_IF_ERROR(sequences_.CheckInsert(spec.identity.tenant, spec.name));
   OASISKV_RETURN_IF_ERROR(grants_->CheckRoom());
@@ -165,7 +166,7 @@ absl::StatusOr<OpenResult> CoreImpl::OpenLocked(const OpenSpec& spec, Duration l
   want.frames = spec.blocks;
   want.head_count = spec.geometry.kv_heads;
   want.holder = spec.holder.substr(0, kMaxNameBytes);
-  want.connection = spec.shm_connection;
+  want.connection = spec.connection;
   want.expires = served_.At(sequence.opened) + lease;
   const Grant& grant = grants_->Give(std::move(want));
   sequence.writer = grant.id;

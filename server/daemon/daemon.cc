@@ -88,7 +88,15 @@ struct Daemon::Impl {
           Annotate(CheckBindable(options.ucx_address),
                    absl::StrCat("--ucx_address=", options.ucx_address.ToString())));
     }
+    if (options.serve_verbs) {
+      OASISKV_RETURN_IF_ERROR(
+          Annotate(fabric::CheckVerbsPort(VerbsPort()), "--fabrics names verbs"));
+    }
     return absl::OkStatus();
+  }
+
+  fabric::VerbsPortOptions VerbsPort() const {
+    return {options.verbs_device, options.verbs_port, options.verbs_gid_index};
   }
 
   absl::Status ServeShm() {
@@ -118,6 +126,29 @@ struct Daemon::Impl {
     return absl::OkStatus();
   }
 
+  absl::Status ServeVerbs() {
+    auto endpoint = fabric::ServeVerbs({.port = VerbsPort()}, core->Export(), *core);
+    if (!endpoint.ok()) return Annotate(endpoint.status(), "--fabrics names verbs");
+    bound.verbs_port = (*endpoint)->address();
+    verbs = endpoint->get();
+    endpoints.push_back(*std::move(endpoint));
+    return absl::OkStatus();
+  }
+
+  // Nobody can take a writer's key away, so a revoked writer that does not fence loses its
+  // connection. Those of other fabrics are not known here: a mapping cannot be taken away at all.
+  void EndUnfencedWriters() {
+    if (verbs == nullptr) return;
+    for (const ConnectionId connection : core->UnfencedWriters(options.fence_timeout)) {
+      if (verbs->Close(connection) && unfenced_gate.Pass()) {
+        LogWarning("daemon",
+                   absl::StrCat("a writer over verbs did not fence its revoked grant "
+                                "within --fence_timeout; its connection is ended (",
+                                unfenced_gate.suppressed(), " more such lines held back)"));
+      }
+    }
+  }
+
   const Options options;
   BoundAddresses bound;
   const std::shared_ptr<prometheus::Registry> registry;
@@ -125,6 +156,8 @@ struct Daemon::Impl {
   std::unique_ptr<ControlServer> control;
   std::unique_ptr<KvCore> core;
   std::vector<std::unique_ptr<fabric::Endpoint>> endpoints;
+  fabric::VerbsEndpoint* verbs = nullptr;  // one of the endpoints
+  LogGate unfenced_gate;
   std::shared_ptr<prometheus::Collectable> core_metrics;
   std::unique_ptr<Ticker> ticker;
 };
@@ -161,6 +194,7 @@ absl::Status Daemon::Serve() {
   OASISKV_ASSIGN_OR_RETURN(impl_->core, KvCore::Create(impl_->options.core, Clock::Real()));
   if (impl_->options.serve_shm) OASISKV_RETURN_IF_ERROR(impl_->ServeShm());
   if (impl_->options.serve_ucx) OASISKV_RETURN_IF_ERROR(impl_->ServeUcx());
+  if (impl_->options.serve_verbs) OASISKV_RETURN_IF_ERROR(impl_->ServeVerbs());
   if (impl_->metrics != nullptr) {
     std::vector<const fabric::Endpoint*> endpoints;
     for (const auto& endpoint : impl_->endpoints) endpoints.push_back(endpoint.get());
@@ -169,9 +203,11 @@ absl::Status Daemon::Serve() {
   }
   impl_->ticker = std::make_unique<Ticker>(kTickInterval, [impl = impl_.get()](MonotonicTime now) {
     impl->core->Tick(now);
+    impl->EndUnfencedWriters();
     impl->control->Tick(now);
   });
-  impl_->control->Serve(*impl_->core, {impl_->bound.shm_socket, impl_->bound.ucx_address});
+  impl_->control->Serve(*impl_->core,
+                        {impl_->bound.shm_socket, impl_->bound.ucx_address, impl_->verbs});
   return absl::OkStatus();
 }
 

@@ -18,6 +18,7 @@ struct BoundAddresses {
   std::string metrics_address;
   std::string shm_socket;
   std::string ucx_address;
+  std::string verbs_port;  // device:port
 };
 
 // Thread contract: Listen, Serve, the drain calls and the destructor are called by one thread at a

@@ -30,7 +30,8 @@ void LogServing(const Daemon& daemon, const Options& options) {
   LogInfo("daemon", absl::StrCat("oasiskvd ", Version(), " serves: control ", bound.control_address,
                                  ", metrics ", OrOff(bound.metrics_address), ", shm ",
                                  OrOff(bound.shm_socket), ", ucx ", OrOff(bound.ucx_address),
-                                 ", pool ", AbslUnparseFlag(ByteSize{options.core.pool_bytes}),
+                                 ", verbs ", OrOff(bound.verbs_port), ", pool ",
+                                 AbslUnparseFlag(ByteSize{options.core.pool_bytes}),
                                  ", incarnation ", daemon.incarnation()));
 }
 

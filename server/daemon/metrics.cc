@@ -126,10 +126,12 @@ constexpr FabricMetric kFabricCounters[] = {
     {"oasiskv_fabric_malformed_total", "Data requests that could not be parsed.",
      &fabric::EndpointStats::malformed},
     {"oasiskv_fabric_read_bytes_total",
-     "Bytes served to readers (always 0 for shm, whose readers map the memory).",
+     "Bytes served to readers (always 0 for shm and verbs, whose readers reach the memory by "
+     "themselves).",
      &fabric::EndpointStats::bytes_read},
     {"oasiskv_fabric_written_bytes_total",
-     "Bytes taken from writers (always 0 for shm, whose writers map the memory).",
+     "Bytes taken from writers (always 0 for shm and verbs, whose writers reach the memory by "
+     "themselves).",
      &fabric::EndpointStats::bytes_written},
 };
 

@@ -22,6 +22,7 @@ absl::StatusOr<ReadyFile> ReadyFile::Write(const std::string& path, const Daemon
       {"metrics_address", bound.metrics_address},
       {"shm_socket", bound.shm_socket},
       {"ucx_address", bound.ucx_address},
+      {"verbs_port", bound.verbs_port},
       {"incarnation", daemon.incarnation()},
   };
   const std::string beside = absl::StrCat(path, ".", ::getpid());

@@ -11,8 +11,9 @@ namespace oasiskv::server {
 
 // Thread contract: not safe for concurrent use; move-only.
 //
-// A JSON object with pid, control_address, metrics_address, shm_socket, ucx_address (empty: not
-// served) and incarnation. It appears whole (written beside and renamed) and goes with this object.
+// A JSON object with pid, control_address, metrics_address, shm_socket, ucx_address, verbs_port
+// (empty: not served) and incarnation. It appears whole (written beside and renamed) and goes with
+// this object.
 class ReadyFile {
  public:
   // Errors: INVALID_ARGUMENT naming --ready_file.

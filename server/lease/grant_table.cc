@@ -148,11 +148,13 @@ void GrantTable::Revoke(Grant& grant, GrantEnd end) {
   Remember(grant, end);
 }
 
-void GrantTable::LetGo(Grant& grant) {
+void GrantTable::LetGo(Grant& grant, Duration served) {
   words_.GiveSlot(grant.slot);
   grant.phase = Grant::Phase::kHolding;
   if (!grant.fenced && grant.frames > 0) {
     grant.quarantined = true;
+    grant.quarantined_at = served;
+    by_quarantine_.emplace(served, grant.id);
     allocator_.Quarantine(grant.held());
   }
   DropIfFree(grant);
@@ -172,6 +174,7 @@ void GrantTable::Fenced(ConnectionId connection, GrantId id) {
   grant.fenced = true;
   if (grant.quarantined) {
     grant.quarantined = false;
+    by_quarantine_.erase({grant.quarantined_at, id});
     allocator_.Unquarantine(grant.held());
   }
   DropIfFree(grant);
@@ -184,6 +187,15 @@ void GrantTable::ConnectionClosed(ConnectionId connection) {
     if (it == by_connection_.end() || it->first != connection) return;
     Fenced(connection, it->second);
   }
+}
+
+std::vector<ConnectionId> GrantTable::UnfencedSince(Duration served) const {
+  absl::flat_hash_set<ConnectionId> seen;
+  for (const auto& [at, id] : by_quarantine_) {
+    if (at > served) break;
+    seen.insert(by_id_.at(id)->connection);
+  }
+  return {seen.begin(), seen.end()};
 }
 
 uint64_t GrantTable::Word(GrantId id) const {

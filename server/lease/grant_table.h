@@ -47,7 +47,8 @@ struct Grant {
   Phase phase = Phase::kLive;
   bool fenced = true;  // no write of the holder can come any more once the grant is revoked
   bool quarantined = false;
-  uint32_t pins = 0;  // requests that the daemon is answering
+  Duration quarantined_at{0};  // served time
+  uint32_t pins = 0;           // requests that the daemon is answering
 
   bool writer() const { return access == fabric::Access::kWrite; }
   std::span<const Frame> held() const { return std::span(body->frames).first(frames); }
@@ -85,7 +86,8 @@ class GrantTable {
   const absl::btree_map<GrantId, std::unique_ptr<Grant>>& all() const { return by_id_; }
 
   void Revoke(Grant& grant, GrantEnd end);
-  void LetGo(Grant& grant);
+  // `served`: the time now.
+  void LetGo(Grant& grant, Duration served);
   void Pin(Grant& grant) { ++grant.pins; }
   void Unpin(Grant& grant);
 
@@ -94,6 +96,8 @@ class GrantTable {
   void ConnectionClosed(ConnectionId connection);
   // False when no peer has that connection (any more): nobody would ever lift a quarantine for it.
   bool IsOpen(ConnectionId connection) const { return connections_.contains(connection); }
+  // Connections that a quarantine has waited for since `served` or longer, each once.
+  std::vector<ConnectionId> UnfencedSince(Duration served) const;
 
   // As a reader would see the word of a live grant or of one that ended not long ago; else 0.
   uint64_t Word(GrantId id) const;
@@ -124,6 +128,7 @@ class GrantTable {
   absl::btree_set<std::pair<Duration, GrantId>> by_expiry_;          // live
   absl::btree_set<std::pair<SequenceId, GrantId>> by_sequence_;      // live
   absl::btree_set<std::pair<ConnectionId, GrantId>> by_connection_;  // not fenced
+  absl::btree_set<std::pair<Duration, GrantId>> by_quarantine_;      // quarantined
   absl::flat_hash_map<GrantId, Ended> ended_;
   std::deque<GrantId> ended_order_;
   absl::flat_hash_set<ConnectionId> connections_;  // bounded by the endpoint's limit of connections

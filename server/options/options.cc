@@ -27,7 +27,7 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, metrics_address, "127.0.0.1:7401",
           "Where /metrics is served for Prometheus. Empty: nowhere.");
 ABSL_FLAG(std::string, fabrics, "shm,ucx",
-          "Data planes to serve, a comma list of shm (same host) and ucx (network).");
+          "Data planes to serve, a comma list of shm (same host), ucx (network) and verbs (RDMA).");
 ABSL_FLAG(
     std::string, shm_socket, "",
     "Path of the Unix socket of the shm fabric. Empty: oasiskvd-<control port>.sock in the first "
@@ -40,6 +40,16 @@ ABSL_FLAG(int64_t, shm_allowed_gid, -1,
           "Group, a number, whose members may use the shm fabric. -1: none.");
 ABSL_FLAG(std::string, ucx_address, "127.0.0.1:7402",
           "Where the ucx fabric listens. Port 0: any free port; Describe tells which.");
+ABSL_FLAG(std::string, verbs_device, "",
+          "RDMA device of the verbs fabric. Empty: the first with an active port.");
+ABSL_FLAG(uint32_t, verbs_port, 0,
+          "Port of that device, from 1. 0: its first active one, of the first device that has so "
+          "many where none is named.");
+ABSL_FLAG(int64_t, verbs_gid_index, -1,
+          "Entry of that port's GID table to talk with. -1: chosen, RoCE v2 and routable first.");
+ABSL_FLAG(absl::Duration, fence_timeout, absl::Seconds(5),
+          "How long a writer over verbs whose grant was revoked may take to promise that it writes "
+          "no more; then its connection is ended, so that the memory can be used again.");
 ABSL_FLAG(ByteSize, pool_bytes, ByteSize{uint64_t{1} << 30},
           "Memory for frames, with KiB, MiB, GiB or TiB if you like. A multiple of --slab_bytes.");
 ABSL_FLAG(ByteSize, arena_bytes, ByteSize{0},
@@ -106,19 +116,22 @@ absl::StatusOr<Duration> ReadDuration(absl::string_view flag, absl::Duration val
 }
 
 absl::Status ReadFabrics(const std::string& text, Options& options) {
-  options.serve_shm = options.serve_ucx = false;
+  options.serve_shm = options.serve_ucx = options.serve_verbs = false;
   for (const absl::string_view name : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
     if (name == "shm") {
       options.serve_shm = true;
     } else if (name == "ucx") {
       options.serve_ucx = true;
+    } else if (name == "verbs") {
+      options.serve_verbs = true;
     } else {
-      return Bad("fabrics", text,
-                 absl::StrCat("'", name, "' is no fabric of this daemon; there are shm and ucx"));
+      return Bad(
+          "fabrics", text,
+          absl::StrCat("'", name, "' is no fabric of this daemon; there are shm, ucx and verbs"));
     }
   }
-  if (!options.serve_shm && !options.serve_ucx) {
-    return Bad("fabrics", text, "name at least one of shm and ucx");
+  if (!options.serve_shm && !options.serve_ucx && !options.serve_verbs) {
+    return Bad("fabrics", text, "name at least one of shm, ucx and verbs");
   }
   return absl::OkStatus();
 }
@@ -143,6 +156,24 @@ absl::Status ReadShm(Options& options) {
       options.shm_allowed_gid > std::numeric_limits<uint32_t>::max()) {
     return Bad("shm_allowed_gid", absl::StrCat(options.shm_allowed_gid), "is no group number");
   }
+  return absl::OkStatus();
+}
+
+absl::Status ReadVerbs(Options& options) {
+  options.verbs_device = absl::GetFlag(FLAGS_verbs_device);
+  options.verbs_port = absl::GetFlag(FLAGS_verbs_port);
+  if (options.verbs_port > 255) {
+    return Bad("verbs_port", absl::StrCat(options.verbs_port),
+               "allowed are 1 to 255, and 0 for the first active one");
+  }
+  options.verbs_gid_index = absl::GetFlag(FLAGS_verbs_gid_index);
+  if (options.verbs_gid_index < -1 || options.verbs_gid_index > 65535) {
+    return Bad("verbs_gid_index", absl::StrCat(options.verbs_gid_index),
+               "allowed are 0 to 65535, and -1 to have one chosen");
+  }
+  OASISKV_ASSIGN_OR_RETURN(
+      options.fence_timeout,
+      ReadDuration("fence_timeout", absl::GetFlag(FLAGS_fence_timeout), absl::Milliseconds(100)));
   return absl::OkStatus();
 }
 
@@ -285,6 +316,7 @@ absl::StatusOr<Options> ReadOptions() {
   OASISKV_RETURN_IF_ERROR(ReadShm(options));
   OASISKV_ASSIGN_OR_RETURN(options.ucx_address,
                            ReadAddress("ucx_address", absl::GetFlag(FLAGS_ucx_address), 7402));
+  OASISKV_RETURN_IF_ERROR(ReadVerbs(options));
   OASISKV_RETURN_IF_ERROR(ReadPool(options.core));
   OASISKV_RETURN_IF_ERROR(ReadLimits(options));
   OASISKV_ASSIGN_OR_RETURN(options.log_level, ReadLogLevel(absl::GetFlag(FLAGS_log_level)));

@@ -22,10 +22,15 @@ struct Options {
   std::optional<Address> metrics_address = Address{"127.0.0.1", 7401};  // /metrics; nothing: off
   bool serve_shm = true;                                                // --fabrics
   bool serve_ucx = true;
+  bool serve_verbs = false;
   std::string shm_socket;                  // empty: DefaultShmSocket
   std::vector<uint32_t> shm_allowed_uids;  // besides the daemon's own user and root
   int64_t shm_allowed_gid = -1;            // -1: none
   Address ucx_address{"127.0.0.1", 7402};
+  std::string verbs_device;                          // empty: the first with an active port
+  uint32_t verbs_port = 0;                           // 0: the device's first active one
+  int64_t verbs_gid_index = -1;                      // -1: chosen
+  Duration fence_timeout = std::chrono::seconds(5);  // of a revoked writer over verbs
   CoreOptions core;
   uint32_t max_attach_waiters = 4096;  // Attach calls that wait for a seal at one time
   Duration drain_timeout = std::chrono::seconds(5);

@@ -18,6 +18,7 @@
 #include "server/service/kv_memory_service.h"
 #include "server/service/rpc_metrics.h"
 #include "server/service/rpc_status.h"
+#include "server/service/slow_calls.h"
 
 namespace oasiskv::server {
 namespace {
@@ -27,6 +28,9 @@ constexpr int kMaxReceiveBytes = 16 << 20;
 // Only reflection runs on threads of its own; a client that holds its streams open must not use up
 // the machine's.
 constexpr int kMaxSyncThreads = 8;
+// A client's address that does not resolve holds one of them for seconds.
+constexpr size_t kSlowThreads = 4;
+constexpr size_t kMaxSlowWaiting = 1024;
 constexpr Duration kStopGrace = std::chrono::seconds(1);
 
 }  // namespace
@@ -38,7 +42,7 @@ struct ControlServer::Impl {
         state(rpc_metrics),
         waiters(std::make_unique<AttachWaiters>(options.max_attach_waiters)),
         admin(state, *waiters, [this](bool draining) { SetDraining(draining); }),
-        kv_memory(MakeKvMemoryService(state, *waiters)) {}
+        kv_memory(MakeKvMemoryService(state, *waiters, slow)) {}
 
   void SetDraining(bool draining) {
     auto core = state.Core();
@@ -52,6 +56,7 @@ struct ControlServer::Impl {
   RpcMetrics rpc_metrics;
   ServiceState state;
   std::unique_ptr<AttachWaiters> waiters;
+  SlowCalls slow{kSlowThreads, kMaxSlowWaiting};
   HealthService health;
   AdminService admin;
   std::unique_ptr<grpc::Service> kv_memory;
@@ -109,6 +114,7 @@ ControlServer::~ControlServer() {
   // Waits end before the server stops, which waits for them; calls that arrive between are ended by
   // it.
   impl_->waiters->Stop();
+  impl_->slow.Stop();
   impl_->server->Shutdown(std::chrono::system_clock::now() + kStopGrace);
   impl_->server->Wait();
 }

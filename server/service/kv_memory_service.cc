@@ -9,6 +9,7 @@
 #include "common/version.h"
 #include "oasiskv/v1/kv_memory.grpc.pb.h"
 #include "server/service/attach_waiters.h"
+#include "server/service/fabric_calls.h"
 #include "server/service/service_state.h"
 #include "server/service/translate.h"
 #include "server/service/unary_call.h"
@@ -131,7 +132,8 @@ class AttachCall : public grpc::ServerUnaryReactor {
 
 class KvMemoryService final : public v1::KvMemory::CallbackService {
  public:
-  KvMemoryService(ServiceState& state, AttachWaiters& waiters) : state_(state), waiters_(waiters) {}
+  KvMemoryService(ServiceState& state, AttachWaiters& waiters, SlowCalls& slow)
+      : state_(state), waiters_(waiters), slow_(slow) {}
 
   grpc::ServerUnaryReactor* Describe(grpc::CallbackServerContext* context,
                                      const v1::DescribeRequest* request,
@@ -141,6 +143,9 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
       response->set_incarnation(core.incarnation());
       response->set_shm_socket(state_.addresses().shm_socket);
       response->set_ucx_address(state_.addresses().ucx_address);
+      if (const fabric::VerbsEndpoint* verbs = state_.addresses().verbs) {
+        response->set_verbs_endpoint(verbs->Describe());
+      }
       response->set_lease_ms(Millis64(core.options().default_lease));
       response->set_max_lease_ms(Millis64(core.options().max_lease));
       response->set_max_blob_bytes(core.options().max_blob_bytes);
@@ -259,16 +264,39 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
     });
   }
 
+  grpc::ServerUnaryReactor* ConnectFabric(grpc::CallbackServerContext* context,
+                                          const v1::ConnectFabricRequest* request,
+                                          v1::ConnectFabricResponse* response) override {
+    return RunSlowUnary(state_, slow_, "KvMemory/ConnectFabric", context,
+                        [=, this] { return ConnectVerbsClient(state_, *request, *response); });
+  }
+
+  grpc::ServerUnaryReactor* FenceWriter(grpc::CallbackServerContext* context,
+                                        const v1::FenceWriterRequest* request,
+                                        v1::FenceWriterResponse*) override {
+    return RunUnary(state_, "KvMemory/FenceWriter", context, request,
+                    [&](KvCore&) { return FenceVerbsWriter(state_, *request); });
+  }
+
+  grpc::ServerUnaryReactor* DisconnectFabric(grpc::CallbackServerContext* context,
+                                             const v1::DisconnectFabricRequest* request,
+                                             v1::DisconnectFabricResponse*) override {
+    return RunSlowUnary(state_, slow_, "KvMemory/DisconnectFabric", context,
+                        [=, this] { return DisconnectVerbsClient(state_, *request); });
+  }
+
  private:
   ServiceState& state_;
   AttachWaiters& waiters_;
+  SlowCalls& slow_;
   LogGate aborts_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeKvMemoryService(ServiceState& state, AttachWaiters& waiters) {
-  return std::make_unique<KvMemoryService>(state, waiters);
+std::unique_ptr<grpc::Service> MakeKvMemoryService(ServiceState& state, AttachWaiters& waiters,
+                                                   SlowCalls& slow) {
+  return std::make_unique<KvMemoryService>(state, waiters, slow);
 }
 
 }  // namespace oasiskv::server

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "common/fabric/verbs/verbs.h"
 #include "common/log.h"
 #include "oasiskv/error.h"
 #include "server/core/kv_core.h"
@@ -14,10 +15,11 @@
 
 namespace oasiskv::server {
 
-// Where the data plane listens; empty: that fabric is not served.
+// Where the data plane listens; empty or null: that fabric is not served.
 struct DataAddresses {
   std::string shm_socket;
   std::string ucx_address;
+  fabric::VerbsEndpoint* verbs = nullptr;  // outlives the gRPC server
 };
 
 // Thread contract: safe for concurrent use.

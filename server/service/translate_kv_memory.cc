@@ -76,7 +76,7 @@ absl::StatusOr<OpenSpec> ToOpenSpec(const v1::OpenRequest& request) {
   OASISKV_ASSIGN_OR_RETURN(out.geometry, ToGeometry(request.geometry()));
   out.blocks = request.blocks();
   OASISKV_ASSIGN_OR_RETURN(out.lease, ToDuration("lease_ms", request.lease_ms()));
-  out.shm_connection = ConnectionId(request.shm_connection());
+  out.connection = ConnectionId(request.shm_connection());
   out.checksums = request.checksums();
   return out;
 }

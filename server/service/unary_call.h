@@ -5,10 +5,13 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/service/rpc_status.h"
 #include "server/service/service_state.h"
+#include "server/service/slow_calls.h"
 
 namespace oasiskv::server {
 
@@ -36,6 +39,28 @@ grpc::ServerUnaryReactor* RunUnary(ServiceState& state, absl::string_view method
   state.rpc_metrics().Observe(method, status, Clock::Real().Now() - start);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   reactor->Finish(ToGrpc(status, *context));
+  return reactor;
+}
+
+// As RunUnary, for a body() -> absl::Status that may block. It reads the request and writes the
+// response, which gRPC keeps until the call is finished, also when the caller has gone away.
+template <typename Body>
+grpc::ServerUnaryReactor* RunSlowUnary(ServiceState& state, SlowCalls& slow,
+                                       absl::string_view method,
+                                       grpc::CallbackServerContext* context, Body body) {
+  const MonotonicTime start = Clock::Real().Now();
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const auto finish = [&state, method, context, reactor, start](const absl::Status& status) {
+    state.rpc_metrics().Observe(method, status, Clock::Real().Now() - start);
+    reactor->Finish(ToGrpc(status, *context));
+  };
+  absl::Status status = state.Core().status();
+  if (status.ok()) {
+    status = slow.Add([finish, body = std::move(body)](const absl::Status& turn) {
+      finish(turn.ok() ? body() : turn);
+    });
+  }
+  if (!status.ok()) finish(status);
   return reactor;
 }
 

@@ -16,7 +16,14 @@ add_executable(verbs_rdma_test
 target_link_libraries(verbs_rdma_test PRIVATE oasiskv_options oasiskv::fabric_verbs GTest::gmock GTest::gtest_main)
 set_target_properties(verbs_peer verbs_rdma_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
 add_dependencies(verbs_rdma_test verbs_peer)
-add_custom_target(tests_rdma DEPENDS verbs_rdma_test)
+# The same fabric through a daemon process and the client library.
+add_executable(verbs_service_test ${CMAKE_CURRENT_LIST_DIR}/verbs_service_test.cc)
+target_link_libraries(verbs_service_test PRIVATE
+  oasiskv_options oasiskv::session oasiskv::mini_cluster oasiskv::proto oasiskv::fabric_verbs GTest::gmock GTest::gtest)
+set_target_properties(verbs_service_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
+add_custom_target(tests_rdma DEPENDS verbs_rdma_test verbs_service_test)
 add_test(NAME rdma.verbs
   COMMAND "${CMAKE_CURRENT_LIST_DIR}/in-rdma-guest" --timeout 840 -- $<TARGET_FILE:verbs_rdma_test>)
-set_tests_properties(rdma.verbs PROPERTIES LABELS rdma TIMEOUT 900 SKIP_RETURN_CODE 77)
+add_test(NAME rdma.verbs_service
+  COMMAND "${CMAKE_CURRENT_LIST_DIR}/in-rdma-guest" --timeout 840 -- $<TARGET_FILE:verbs_service_test>)
+set_tests_properties(rdma.verbs rdma.verbs_service PROPERTIES LABELS rdma TIMEOUT 900 SKIP_RETURN_CODE 77)

@@ -7,3 +7,6 @@ endforeach()
 oasiskv_test(NAME c_api_test LABEL integration TIMEOUT 240
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/c_api_test.cc
   DEPS oasiskv::c_api oasiskv::session oasiskv::mini_cluster)
+oasiskv_test(NAME verbs_absent_test LABEL integration
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/verbs_absent_test.cc
+  DEPS oasiskv::session oasiskv::mini_cluster oasiskv::fabric_verbs)

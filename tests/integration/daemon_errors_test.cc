@@ -268,6 +268,25 @@ TEST_F(DaemonErrorsTest, OpensThatAreNeverCompletedAreBounded) {
   EXPECT_TRUE(stubs_->Open(OpenOf("after", 0), &response).ok());
 }
 
+TEST_F(DaemonErrorsTest, CallsOfAFabricThatIsNotServedAreUnsupported) {
+  Start();
+  v1::ConnectFabricResponse connected;
+  const Outcome connect = ControlStubs::Call(*stubs_->kv, &v1::KvMemory::Stub::ConnectFabric,
+                                             v1::ConnectFabricRequest(), &connected);
+  EXPECT_EQ(connect.code, ErrorCode::kUnsupported);
+  EXPECT_THAT(connect.status.error_message(), HasSubstr("--fabrics"));
+  v1::FenceWriterResponse fenced;
+  EXPECT_EQ(ControlStubs::Call(*stubs_->kv, &v1::KvMemory::Stub::FenceWriter,
+                               v1::FenceWriterRequest(), &fenced)
+                .code,
+            ErrorCode::kUnsupported);
+  v1::DisconnectFabricResponse gone;
+  EXPECT_EQ(ControlStubs::Call(*stubs_->kv, &v1::KvMemory::Stub::DisconnectFabric,
+                               v1::DisconnectFabricRequest(), &gone)
+                .code,
+            ErrorCode::kUnsupported);
+}
+
 // Random bytes in every field that takes a number: an error or an answer, never the daemon's end.
 TEST_F(DaemonErrorsTest, GarbageLeavesTheDaemonServing) {
   Start({"--max_sequences=50"});

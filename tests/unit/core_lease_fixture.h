@@ -28,7 +28,7 @@ class LeaseFixture : public CoreFixture {
   }
   OpenResult MustOpenMapped(const std::string& name, uint32_t blocks, ConnectionId connection) {
     OpenSpec spec = Spec(name, blocks);
-    spec.shm_connection = connection;
+    spec.connection = connection;
     if (connection != ConnectionId()) core_->ConnectionOpened(connection);
     return MustOpen(spec);
   }

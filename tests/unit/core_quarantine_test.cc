@@ -117,7 +117,7 @@ TEST_F(Quarantine, AFenceWhileARequestIsInFlightLeavesThePinAlone) {
 // Otherwise a caller that makes a number up would leave frames in quarantine for ever.
 TEST_F(Quarantine, AConnectionThatNobodyHasOpensNothing) {
   OpenSpec spec = Spec("a", 1);
-  spec.shm_connection = ConnectionId(5);
+  spec.connection = ConnectionId(5);
   EXPECT_CODE(ErrorCode::kPeerLost, core_->Open(spec).status());
   core_->ConnectionOpened(ConnectionId(5));
   MustOpen(spec);

@@ -121,7 +121,7 @@ TEST_F(Race, WhatArrivesBetweenTheTwoStepsFreesNothingTwice) {
   for (int round = 0; round < 3; ++round) {
     const ConnectionId connection(100 + round);
     OpenSpec spec = Spec("a", 8);
-    spec.shm_connection = connection;
+    spec.connection = connection;
     core_->ConnectionOpened(connection);
     const OpenResult opened = MustOpen(spec);
     const fabric::RemoteRange range{0, 0, 16};
@@ -167,7 +167,7 @@ TEST_F(Race, HammerOfWritersReadersEvictorsAndTicks) {
     for (int round = 0; checked < kEnoughChecked || sealed < kEnoughSealed; ++round) {
       OpenSpec spec = Spec(name(static_cast<int>(random() % kNames)), kBlocks / 2);
       const ConnectionId connection(random() % 2 == 0 ? seed * 10000000 + round + 1 : 0);
-      spec.shm_connection = connection;
+      spec.connection = connection;
       if (connection != ConnectionId()) core_->ConnectionOpened(connection);
       absl::StatusOr<OpenResult> opened = core_->Open(spec);
       if (!opened.ok()) {  // the name is taken, or the pool is full

@@ -57,7 +57,7 @@ class CoreOverShm : public CoreFixture {
 TEST_F(CoreOverShm, WhatAWriterWroteAReaderReadsUntilTheGrantEnds) {
   auto out = MustConnect(fabric::Access::kWrite), in = MustConnect(fabric::Access::kRead);
   OpenSpec spec = Spec("a", 2);
-  spec.shm_connection = out->connection_id();
+  spec.connection = out->connection_id();
   const OpenResult opened = MustOpen(spec);
   std::vector<std::byte> bytes(SmallGeometry().frame_bytes(), std::byte{0x3c});
   const fabric::WritePiece write{{1, 0, SmallGeometry().frame_bytes()}, bytes.data()};
@@ -81,7 +81,7 @@ TEST_F(CoreOverShm, WhatAWriterWroteAReaderReadsUntilTheGrantEnds) {
 TEST_F(CoreOverShm, FramesOfAWriterThatIsGoneComeBackWithItsConnection) {
   auto out = MustConnect(fabric::Access::kWrite);
   OpenSpec spec = Spec("a", 4);
-  spec.shm_connection = out->connection_id();
+  spec.connection = out->connection_id();
   MustOpen(spec);
   Serve(std::chrono::seconds(11));
   EXPECT_EQ(core_->Capacity().quarantined_bytes, 4 * FrameBytes());
@@ -92,7 +92,7 @@ TEST_F(CoreOverShm, FramesOfAWriterThatIsGoneComeBackWithItsConnection) {
 TEST_F(CoreOverShm, AReadersConnectionIsNoWriters) {
   auto in = MustConnect(fabric::Access::kRead);
   OpenSpec spec = Spec("a", 1);
-  spec.shm_connection = in->connection_id();
+  spec.connection = in->connection_id();
   ASSERT_NE(in->connection_id(), ConnectionId());
   EXPECT_CODE(ErrorCode::kPeerLost, core_->Open(spec).status());
 }

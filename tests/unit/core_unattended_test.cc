@@ -162,7 +162,7 @@ TEST_F(Unattended, ZeroKeepsItForEver) {
 // Seals with a mapped writer: its quarantined frames wait for the fence, as after Release.
 TEST_F(Unattended, AQuarantinedWritersFramesStillWaitForItsFence) {
   OpenSpec spec = Spec("a", 2);
-  spec.shm_connection = ConnectionId(7);
+  spec.connection = ConnectionId(7);
   core_->ConnectionOpened(ConnectionId(7));
   const OpenResult opened = MustOpen(spec);
   ASSERT_TRUE(CommitAll(opened, 2).ok());

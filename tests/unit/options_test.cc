@@ -48,6 +48,9 @@ TEST(OptionsTest, DefaultsAreThoseOfTheStruct) {
   EXPECT_EQ(*options.metrics_address, (Address{"127.0.0.1", 7401}));
   EXPECT_TRUE(options.serve_shm);
   EXPECT_TRUE(options.serve_ucx);
+  EXPECT_FALSE(options.serve_verbs);  // only where it is named
+  EXPECT_EQ(options.verbs_gid_index, -1);
+  EXPECT_EQ(options.fence_timeout, Options().fence_timeout);
   const CoreOptions core;
   EXPECT_EQ(options.core.pool_bytes, core.pool_bytes);
   EXPECT_EQ(options.core.slab_bytes, core.slab_bytes);
@@ -71,6 +74,14 @@ TEST(OptionsTest, EveryFormOfAFlagIsUnderstood) {
   EXPECT_EQ(options.core.huge_pages, HugePages::kPrefer);
   EXPECT_EQ(options.core.default_lease, Millis(1500));
   EXPECT_EQ(options.log_level, LogLevel::kError);
+  const Options rdma = Parse({"--fabrics=verbs", "--verbs_device=mlx5_1", "--verbs_port=2",
+                              "--verbs_gid_index=0", "--fence_timeout=1500ms"});
+  EXPECT_TRUE(rdma.serve_verbs);
+  EXPECT_FALSE(rdma.serve_shm || rdma.serve_ucx);
+  EXPECT_EQ(rdma.verbs_device, "mlx5_1");
+  EXPECT_EQ(rdma.verbs_port, 2u);
+  EXPECT_EQ(rdma.verbs_gid_index, 0);
+  EXPECT_EQ(rdma.fence_timeout, Millis(1500));
 }
 
 TEST(OptionsTest, OneParseLeavesNothingBehindForTheNext) {
@@ -112,6 +123,9 @@ INSTANTIATE_TEST_SUITE_P(
                       BadCase{"--ucx_address=[::1", "--ucx_address", "[::1"},
                       BadCase{"--fabrics=rdma", "--fabrics", "rdma"},
                       BadCase{"--fabrics=", "--fabrics", "at least"},
+                      BadCase{"--verbs_port=256", "--verbs_port", "256"},
+                      BadCase{"--verbs_gid_index=-2", "--verbs_gid_index", "-2"},
+                      BadCase{"--fence_timeout=0", "--fence_timeout", "100ms"},
                       BadCase{"--pool_bytes=1GB", "--pool_bytes", "1GB"},
                       BadCase{"--pool_bytes=-1", "--pool_bytes", "-1"},
                       BadCase{"--pool_bytes=99999999999TiB", "--pool_bytes", "99999999999TiB"},

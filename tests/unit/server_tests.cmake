@@ -9,4 +9,5 @@ oasiskv_test(NAME core_authorize_test LABEL unit SOURCES unit/core_authorize_tes
 oasiskv_test(NAME core_quarantine_test LABEL unit SOURCES unit/core_quarantine_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_unattended_test LABEL unit SOURCES unit/core_unattended_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_race_test LABEL unit SOURCES unit/core_race_test.cc DEPS oasiskv::core)
+oasiskv_test(NAME core_unfenced_test LABEL unit SOURCES unit/core_unfenced_test.cc DEPS oasiskv::core)
 oasiskv_test(NAME core_shm_test LABEL unit SOURCES unit/core_shm_test.cc DEPS oasiskv::core oasiskv::fabric_shm)

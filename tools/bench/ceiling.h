@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -29,5 +30,36 @@ struct UcxCeiling {
 // active messages, one way). NOT_FOUND when ucx_perftest is not installed (Debian: ucx-utils).
 absl::StatusOr<UcxCeiling> MeasureUcx(const std::string& test, uint64_t bytes, uint32_t outstanding,
                                       double seconds);
+
+// The devices that ib_read_bw runs over: those of the client and of the daemon.
+struct VerbsPorts {
+  std::string client_device, daemon_device;  // empty: perftest's choice
+  uint32_t port = 0;                         // 0: perftest's choice
+  int64_t gid_index = -1;                    // -1: perftest's choice
+};
+
+// Thread contract: used by one thread.
+//
+// Runs ib_read_bw on this host between two devices, with as many reads of `bytes` in flight as the
+// fetch has, spread over as many queue pairs as the client's connection has.
+class VerbsCeiling {
+ public:
+  VerbsCeiling(VerbsPorts port, uint64_t bytes, uint32_t outstanding)
+      : port_(std::move(port)), bytes_(bytes), outstanding_(outstanding) {}
+
+  // GB/s of one run of about `seconds`. NOT_FOUND when ib_read_bw is not installed (Debian:
+  // perftest).
+  absl::StatusOr<double> Round(double seconds);
+  const std::string& command() const { return command_; }  // of the last run
+
+ private:
+  absl::StatusOr<double> RunOnce(uint64_t iterations);
+
+  const VerbsPorts port_;
+  const uint64_t bytes_;
+  const uint32_t outstanding_;
+  double rate_ = 0;  // MiB/s of the last run
+  std::string command_;
+};
 
 }  // namespace oasiskv::bench

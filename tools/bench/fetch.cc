@@ -42,6 +42,11 @@ absl::StatusOr<Geometry> GeometryFor(uint64_t entry_bytes) {
 // more than in use.
 constexpr int kStarts = 8;
 
+VerbsPorts VerbsPortsOf(const TestbedOptions& testbed) {
+  return {testbed.verbs_device, testbed.daemon_verbs_device, testbed.verbs_port,
+          testbed.verbs_gid_index};
+}
+
 // What one batch in flight occupies.
 struct Slot {
   std::vector<std::byte> buffer;
@@ -81,11 +86,24 @@ class FetchPoint {
     const ClientStats before = bed_.client().Stats();
     const bool memcpy_ceiling = options_.ceiling == MeasureCeiling::kOn && row.fabric == "shm";
     if (memcpy_ceiling) OASISKV_RETURN_IF_ERROR(PrepareMemcpy());
+    VerbsCeiling verbs_ceiling(VerbsPortsOf(options_.testbed), geometry_.entry_bytes(),
+                               row.batch * row.depth);
+    bool with_verbs = options_.ceiling == MeasureCeiling::kOn && row.fabric == "verbs";
+    if (with_verbs) {  // a short run, by which the others are made long enough
+      const absl::Status probe = verbs_ceiling.Round(0).status();
+      with_verbs = ErrorCodeOf(probe) != ErrorCode::kNotFound;
+      if (with_verbs) OASISKV_RETURN_IF_ERROR(probe);
+    }
     std::vector<double> rates, ceilings;
     double client_cpu = 0, server_cpu = 0;
     for (int i = 0; i < options_.rounds; ++i) {
       // The ceiling's rounds stand between the fetch's, so that both see the same machine.
       if (memcpy_ceiling) ceilings.push_back(MemcpyRound());
+      if (with_verbs) {
+        OASISKV_ASSIGN_OR_RETURN(const double gbps,
+                                 verbs_ceiling.Round(options_.seconds / options_.rounds));
+        ceilings.push_back(gbps);
+      }
       const double server_before = CpuSeconds(bed_.daemon_pid());
       RoundResult result;
       OASISKV_RETURN_IF_ERROR(Round(options_.seconds / options_.rounds, &result));
@@ -102,6 +120,12 @@ class FetchPoint {
     if (memcpy_ceiling) {
       row.ceiling = SpreadOf(ceilings);
       row.ceiling_name = "memcpy of the same scattered pieces of a memfd";
+    }
+    if (with_verbs) row.ceiling = SpreadOf(ceilings);
+    if (row.fabric == "verbs") {
+      row.ceiling_name =
+          with_verbs ? verbs_ceiling.command()
+                     : "not measured (ib_read_bw is not installed; Debian has it in perftest)";
     }
     row.p50_us = Quantile(micros_, 0.5);
     row.p99_us = Quantile(micros_, 0.99);

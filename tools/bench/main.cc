@@ -15,6 +15,7 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
@@ -23,7 +24,15 @@
 ABSL_FLAG(std::string, address, "",
           "Control address of a running daemon. Empty: start one and end it.");
 ABSL_FLAG(std::string, daemon, "", "The oasiskvd to start. Empty: the one beside this program.");
-ABSL_FLAG(std::string, fabric, "auto", "auto, shm or ucx.");
+ABSL_FLAG(std::string, fabric, "auto", "auto, shm, ucx or verbs.");
+ABSL_FLAG(std::string, verbs_device, "", "verbs: this side's device. Empty: the first active.");
+ABSL_FLAG(std::string, daemon_verbs_device, "",
+          "verbs: device of the daemon that is started. Empty: the first active.");
+ABSL_FLAG(uint32_t, verbs_port, 0, "verbs: this side's port. 0: the device's first active one.");
+ABSL_FLAG(int64_t, verbs_gid_index, -1,
+          "verbs: entry of the GID table, for the client and for ib_read_bw. -1: chosen.");
+ABSL_FLAG(absl::Duration, verbs_peer_timeout, absl::ZeroDuration(),
+          "verbs: unacknowledged for so long, the connection is lost. 0: the client's default.");
 ABSL_FLAG(std::vector<std::string>, entry_bytes, std::vector<std::string>({"8192", "65536"}),
           "fetch: sizes of an entry, bytes; multiples of 512.");
 ABSL_FLAG(std::vector<std::string>, batch, std::vector<std::string>({"64"}),
@@ -36,7 +45,8 @@ ABSL_FLAG(uint64_t, span_bytes, uint64_t{512} << 20,
 ABSL_FLAG(uint64_t, seed, 1, "fetch: of the random entries.");
 ABSL_FLAG(bool, verify, true, "fetch: compare every byte that the last batch of a cycle brought.");
 ABSL_FLAG(bool, ceiling, true,
-          "fetch: also measure the ceiling (memcpy for shm, ucx_perftest for ucx).");
+          "fetch: also measure the ceiling (memcpy for shm, ucx_perftest for ucx, ib_read_bw for "
+          "verbs).");
 ABSL_FLAG(std::vector<std::string>, frames, std::vector<std::string>({"64", "1024", "8192"}),
           "attach: frames of the sequence.");
 ABSL_FLAG(uint32_t, attaches, 2000, "attach: how many are timed.");
@@ -72,10 +82,17 @@ absl::StatusOr<TestbedOptions> TestbedFromFlags() {
     options.fabric = FabricChoice::kShm;
   else if (fabric == "ucx")
     options.fabric = FabricChoice::kUcx;
+  else if (fabric == "verbs")
+    options.fabric = FabricChoice::kVerbs;
   else if (fabric != "auto") {
     return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrCat("--fabric=", fabric, " is none of auto, shm, ucx"));
+                     absl::StrCat("--fabric=", fabric, " is none of auto, shm, ucx, verbs"));
   }
+  options.verbs_device = absl::GetFlag(FLAGS_verbs_device);
+  options.daemon_verbs_device = absl::GetFlag(FLAGS_daemon_verbs_device);
+  options.verbs_port = absl::GetFlag(FLAGS_verbs_port);
+  options.verbs_gid_index = absl::GetFlag(FLAGS_verbs_gid_index);
+  options.verbs_peer_timeout = absl::ToChronoNanoseconds(absl::GetFlag(FLAGS_verbs_peer_timeout));
   // Entries, their summaries (two vectors for each 2 x block_tokens) and slab tails.
   const uint64_t need = absl::GetFlag(FLAGS_span_bytes) * 5 / 4 + (uint64_t{128} << 20);
   options.pool_bytes = (need + (uint64_t{64} << 20) - 1) >> 26 << 26;

@@ -78,18 +78,26 @@ absl::StatusOr<Testbed> Testbed::Create(const TestbedOptions& options) {
   client.address = options.address;
   client.read_timeout = std::chrono::seconds(60);
   client.rpc_timeout = std::chrono::seconds(30);
+  client.verbs_device = options.verbs_device;
+  client.verbs_port = options.verbs_port;
+  client.verbs_gid_index = options.verbs_gid_index;
+  client.verbs_peer_timeout = options.verbs_peer_timeout;
   if (options.address.empty()) {
     OASISKV_ASSIGN_OR_RETURN(bed.directory_, TemporaryDirectory::Create());
     const std::string directory = bed.directory_->path();
     const std::string ready = directory + "/ready.json", log = directory + "/daemon.log";
+    // Auto does not ask for a device that may not be there.
+    const bool verbs = options.fabric == FabricChoice::kVerbs;
     OASISKV_ASSIGN_OR_RETURN(
         ChildProcess daemon,
-        ChildProcess::Start({options.daemon, "--control_address=127.0.0.1:0",
-                             "--metrics_address=", "--ucx_address=127.0.0.1:0",
-                             absl::StrCat("--shm_socket=", directory, "/shm.sock"),
-                             absl::StrCat("--pool_bytes=", options.pool_bytes),
-                             "--drain_timeout=100ms", absl::StrCat("--ready_file=", ready)},
-                            {}, log));
+        ChildProcess::Start(
+            {options.daemon, verbs ? "--fabrics=verbs" : "--fabrics=shm,ucx",
+             absl::StrCat("--verbs_device=", options.daemon_verbs_device),
+             "--control_address=127.0.0.1:0", "--metrics_address=", "--ucx_address=127.0.0.1:0",
+             absl::StrCat("--shm_socket=", directory, "/shm.sock"),
+             absl::StrCat("--pool_bytes=", options.pool_bytes), "--drain_timeout=100ms",
+             absl::StrCat("--ready_file=", ready)},
+            {}, log));
     bed.daemon_.emplace(std::move(daemon));
     OASISKV_ASSIGN_OR_RETURN(client.address, WaitReady(*bed.daemon_, ready, log));
   }

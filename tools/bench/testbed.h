@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "oasiskv/client.h"
 #include "tools/bench/child_process.h"
 
@@ -20,6 +21,11 @@ struct TestbedOptions {
   std::string daemon;   // the oasiskvd to start
   uint64_t pool_bytes = uint64_t{1} << 30;
   FabricChoice fabric = FabricChoice::kAuto;
+  // verbs: the client's port, and the device of a daemon that is started here.
+  std::string verbs_device, daemon_verbs_device;
+  uint32_t verbs_port = 0;
+  int64_t verbs_gid_index = -1;
+  Duration verbs_peer_timeout{0};  // 0: the client's own
 };
 
 // The bytes of entry `number` of a bench sequence, so that a reader can check them without a copy:
@@ -57,7 +63,7 @@ class Testbed {
   absl::Status Drop(const std::string& name);
 
   Client& client() { return *client_; }
-  std::string fabric() const { return client_->FabricName(); }  // "shm" or "ucx"
+  std::string fabric() const { return client_->FabricName(); }  // "shm", "ucx" or "verbs"
   int daemon_pid() const {
     return daemon_ ? daemon_->pid() : 0;
   }  // 0: not ours, its CPU time is not known

@@ -17,7 +17,7 @@ class DaemonFailed(Exception):
 class Daemon:
     """Thread contract: one thread. stop() or the end of a `with` ends the process."""
 
-    def __init__(self, program: Path, directory: Path, pool_bytes: int):
+    def __init__(self, program: Path, directory: Path, pool_bytes: int, more_flags: list[str] | None = None):
         if not program.is_file():
             raise DaemonFailed(
                 f"no daemon at {program} (--build-dir); build it: cmake --build --preset release "
@@ -39,6 +39,7 @@ class Daemon:
                     f"--pool_bytes={pool}",
                     f"--slab_bytes={slab}",
                     f"--ready_file={ready}",
+                    *(more_flags or []),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,

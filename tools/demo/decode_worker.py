@@ -133,7 +133,8 @@ def main() -> None:
     parser.add_argument("--handshake", type=Path, required=True)
     parser.add_argument("--configs", required=True, help="JSON list of SparseConfig fields")
     parser.add_argument("--free-config", required=True, help="JSON SparseConfig fields")
-    parser.add_argument("--fabric", choices=["auto", "shm", "ucx"], default="auto")
+    parser.add_argument("--fabric", choices=["auto", "shm", "ucx", "verbs"], default="auto")
+    parser.add_argument("--verbs-device", default="")
     options = parser.parse_args()
     handshake = Handshake.read(options.handshake)
     configs = [SparseConfig(**fields) for fields in json.loads(options.configs)]
@@ -144,7 +145,9 @@ def main() -> None:
     loaded = load_model()
     model, tokenizer = Llama(loaded), Tokenizer(loaded.tokenizer)
     fabric = oasiskv.Fabric[options.fabric.upper()]
-    with oasiskv.Client(handshake.address, fabric, verify_checksums=True) as client:
+    with oasiskv.Client(
+        handshake.address, fabric, verify_checksums=True, verbs_device=options.verbs_device
+    ) as client:
         events.emit("progress", text=f"connected: {client.describe()}")
         with client.attach(handshake.sequence, IDENTITY, geometry_of(model.config)) as reader:
             check_summaries(reader, crcs["summaries"])

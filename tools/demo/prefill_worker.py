@@ -81,6 +81,8 @@ def main() -> None:
     parser.add_argument("--free-running", type=int, required=True)
     parser.add_argument("--top-k", type=int, required=True)
     parser.add_argument("--text", type=Path)
+    parser.add_argument("--fabric", choices=["auto", "shm", "ucx", "verbs"], default="auto")
+    parser.add_argument("--verbs-device", default="")
     parser.add_argument("--handshake", type=Path, required=True)
     options = parser.parse_args()
     context = options.context
@@ -93,7 +95,9 @@ def main() -> None:
     )
     cache = model.new_cache(context + max(options.generate, options.free_running) + 1)
 
-    client = oasiskv.Client(options.address)
+    client = oasiskv.Client(
+        options.address, oasiskv.Fabric[options.fabric.upper()], verbs_device=options.verbs_device
+    )
     events.emit("progress", text=f"connected: {client.describe()}")
     geometry = geometry_of(loaded.config)
     producer = client.open(

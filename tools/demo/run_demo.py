@@ -44,7 +44,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budget", type=int, default=0,
                         help="resident tokens per KV head; 0: a quarter of the context")
     parser.add_argument("--text", type=Path, help="a plain or HTML text instead of Debian's history")
-    parser.add_argument("--fabric", choices=["auto", "shm", "ucx"], default="auto")
+    parser.add_argument("--fabric", choices=["auto", "shm", "ucx", "verbs"], default="auto")
+    parser.add_argument("--verbs-device", default="", help="RDMA device of the two workers; default: the first active")
+    parser.add_argument("--daemon-verbs-device", default="", help="RDMA device of the daemon; default: the first active")
     parser.add_argument("--quick", action="store_true", help="four rows of the comparison instead of fourteen")
     options = parser.parse_args()
     options.context -= options.context % BLOCK_TOKENS
@@ -91,7 +93,10 @@ def run(options: argparse.Namespace) -> int:
     handshake_file = output / "handshake.json"
     handshake_file.unlink(missing_ok=True)
     workers: list[Worker] = []
-    with Daemon(options.build_dir / "bin" / "oasiskvd", output, 2 * kv_bytes) as daemon:
+    verbs = options.fabric == "verbs"  # served only where it is asked for: it needs a device
+    flags = ["--fabrics=verbs", f"--verbs_device={options.daemon_verbs_device}"] if verbs else []
+    over = ["--fabric", options.fabric, "--verbs-device", options.verbs_device]
+    with Daemon(options.build_dir / "bin" / "oasiskvd", output, 2 * kv_bytes, flags) as daemon:
         say("daemon", f"oasiskvd serves at {daemon.address}, pool {daemon.pool_bytes >> 20} MiB")
         try:
             prefill = Worker(
@@ -102,6 +107,7 @@ def run(options: argparse.Namespace) -> int:
                     "--generate", str(options.generate), "--free-running", str(options.free_running),
                     "--top-k", str(blocks), "--handshake", str(handshake_file),
                     *(["--text", str(options.text)] if options.text else []),
+                    *(over if verbs else []),
                 ],
                 output / "prefill.log",
             )
@@ -115,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
                 [
                     str(HERE / "decode_worker.py"), "--handshake", str(handshake_file),
                     "--configs", json.dumps(configs), "--free-config", json.dumps(free),
-                    "--fabric", options.fabric,
+                    *over,
                 ],
                 output / "decode.log",
             )

@@ -35,7 +35,10 @@ int Run(const Arguments& arguments) {
                        {"daemon_version", daemon.daemon_version()},
                        {"incarnation", daemon.incarnation()},
                        {"uptime_ms", capacity.uptime_ms()},
-                       {"fabrics", {{"shm", daemon.shm_socket()}, {"ucx", daemon.ucx_address()}}},
+                       {"fabrics",
+                        {{"shm", daemon.shm_socket()},
+                         {"ucx", daemon.ucx_address()},
+                         {"verbs", daemon.verbs_endpoint()}}},
                        {"lease_ms", daemon.lease_ms()},
                        {"max_lease_ms", daemon.max_lease_ms()}};
     std::printf("%s\n", json.dump(2).c_str());
@@ -50,6 +53,7 @@ int Run(const Arguments& arguments) {
       table.Row({"draining", daemon.draining() ? "yes" : "no"});
       table.Row({"shm", or_off(daemon.shm_socket())});
       table.Row({"ucx", or_off(daemon.ucx_address())});
+      table.Row({"verbs", or_off(daemon.verbs_endpoint())});
       table.Row({"leases", absl::StrCat(Time(static_cast<int64_t>(daemon.lease_ms())), ", at most ",
                                         Time(static_cast<int64_t>(daemon.max_lease_ms())))});
     }

@@ -16,9 +16,10 @@
 
 namespace oasiskv {
 
-// kAuto takes shm where the daemon is on this host and serves it, else ucx, and logs which and why.
-// A named fabric that cannot be had is an error, never replaced by another.
-enum class FabricChoice { kAuto, kShm, kUcx };
+// kAuto takes shm where the daemon is on this host and serves it, else verbs where both sides have
+// an RDMA device and the daemon serves it, else ucx, and logs which and why. A named fabric that
+// cannot be had is an error, never replaced by another.
+enum class FabricChoice { kAuto, kShm, kUcx, kVerbs };
 
 struct ClientOptions {
   std::string address = "127.0.0.1:7400";  // of the daemon's control port: host:port, [v6]:port
@@ -28,6 +29,13 @@ struct ClientOptions {
       std::chrono::seconds(10);       // of a batch that names no deadline of its own
   std::chrono::nanoseconds lease{0};  // of every grant; 0: the daemon's default
   bool verify_checksums = false;      // check CRC32C of every entry where the writer gave them
+  // verbs: this side's device, its port and the entry of the port's GID table.
+  std::string verbs_device;      // empty: the first with an active port
+  uint32_t verbs_port = 0;       // from 1; 0: the device's first active one
+  int64_t verbs_gid_index = -1;  // -1: chosen, RoCE v2 and routable first
+  // verbs: a request that is not acknowledged for so long makes the connection lost; 0: half a
+  // second.
+  std::chrono::nanoseconds verbs_peer_timeout{0};
 };
 
 struct ClientStats {
@@ -52,8 +60,8 @@ struct ClientStats {
 // Open or Attach connects anew (with back-off).
 class OASISKV_EXPORT Client {
  public:
-  // Errors: PEER_LOST (unreachable), UNSUPPORTED (the named fabric is not served, the message lists
-  // what is), INVALID_ARGUMENT.
+  // Errors: PEER_LOST (unreachable), UNSUPPORTED (the named fabric is not served or no device is
+  // there, the message lists what is), INVALID_ARGUMENT.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const ClientOptions& options);
   ~Client();
 
@@ -73,7 +81,7 @@ class OASISKV_EXPORT Client {
   absl::Status Health() const;
   // One line: daemon, version, fabric and why it was chosen.
   std::string Describe() const;
-  // The fabric of the current connection, "shm" or "ucx"; empty while there is none.
+  // The fabric of the current connection, "shm", "verbs" or "ucx"; empty while there is none.
   std::string FabricName() const;
   ClientStats Stats() const;
 

@@ -103,7 +103,12 @@ OASISKV_API int oasiskv_geometry_layout(const oasiskv_geometry* geometry, oasisk
  */
 
 typedef struct oasiskv_client oasiskv_client;
-enum { OASISKV_FABRIC_AUTO = 0, OASISKV_FABRIC_SHM = 1, OASISKV_FABRIC_UCX = 2 };
+enum {
+  OASISKV_FABRIC_AUTO = 0,
+  OASISKV_FABRIC_SHM = 1,
+  OASISKV_FABRIC_UCX = 2,
+  OASISKV_FABRIC_VERBS = 3
+};
 
 typedef struct oasiskv_client_options {
   size_t struct_size;
@@ -113,6 +118,12 @@ typedef struct oasiskv_client_options {
   uint64_t read_timeout_ms;  /* 0: 10,000 */
   uint64_t lease_ms;         /* 0: the daemon's default */
   uint32_t verify_checksums; /* 1: check CRC32C of every entry where the writer gave them */
+  /* verbs: this side's device. */
+  const char* verbs_device; /* NULL: the first with an active port */
+  uint32_t verbs_port;      /* 0: the device's first active one */
+  uint32_t verbs_gid_given; /* 1: verbs_gid_index counts; 0: one is chosen */
+  uint32_t verbs_gid_index;
+  uint64_t verbs_peer_timeout_ms; /* unacknowledged for so long: lost; 0: 500 */
 } oasiskv_client_options;
 
 typedef struct oasiskv_client_stats {

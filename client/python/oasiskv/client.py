@@ -11,9 +11,10 @@ from oasiskv.reader import Reader
 
 
 class Fabric(enum.IntEnum):
-    AUTO = 0  # shm on the daemon's own host, else ucx
+    AUTO = 0  # shm on the daemon's own host, else verbs where there is RDMA, else ucx
     SHM = 1
     UCX = 2
+    VERBS = 3
 
 
 def milliseconds(seconds: float) -> int:
@@ -24,17 +25,24 @@ def milliseconds(seconds: float) -> int:
 
 
 class Client(Handle):
-    """Thread contract: safe for concurrent use. Times are seconds; 0 means the default."""
+    """Thread contract: safe for concurrent use. Times are seconds; 0 means the default.
+
+    The verbs_ arguments name this side's RDMA device, port and GID; the defaults have them chosen.
+    """
 
     _kind = "client"
 
     def __init__(self, address: str = "127.0.0.1:7400", fabric: Fabric = Fabric.AUTO, *, rpc_timeout: float = 0,
-                 read_timeout: float = 0, lease: float = 0, verify_checksums: bool = False):
+                 read_timeout: float = 0, lease: float = 0, verify_checksums: bool = False,
+                 verbs_device: str = "", verbs_port: int = 0, verbs_gid_index: int = -1,
+                 verbs_peer_timeout: float = 0):
         out = ctypes.c_void_p()
         options = native.CClientOptions(
             address=text(address), fabric=fabric, rpc_timeout_ms=milliseconds(rpc_timeout),
             read_timeout_ms=milliseconds(read_timeout), lease_ms=milliseconds(lease),
-            verify_checksums=int(verify_checksums),
+            verify_checksums=int(verify_checksums), verbs_device=text(verbs_device) or None, verbs_port=verbs_port,
+            verbs_gid_given=int(verbs_gid_index >= 0), verbs_gid_index=max(0, verbs_gid_index),
+            verbs_peer_timeout_ms=milliseconds(verbs_peer_timeout),
         )
         call("client_connect", ctypes.byref(options), ctypes.byref(out))
         super().__init__(out)

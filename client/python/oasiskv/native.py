@@ -56,6 +56,11 @@ CClientOptions = _struct(
     ("read_timeout_ms", c_uint64),
     ("lease_ms", c_uint64),
     ("verify_checksums", c_uint32),
+    ("verbs_device", c_char_p),
+    ("verbs_port", c_uint32),
+    ("verbs_gid_given", c_uint32),
+    ("verbs_gid_index", c_uint32),
+    ("verbs_peer_timeout_ms", c_uint64),
 )
 CClientStats = _struct(
     "CClientStats",

@@ -279,6 +279,16 @@ class UcxClientTest(ClientTest):
     fabric = oasiskv.Fabric.UCX
 
 
+class VerbsTest(unittest.TestCase):
+    def test_a_device_that_is_not_there_is_named_with_those_that_are(self):
+        daemon = Daemon()
+        self.addCleanup(daemon.stop)
+        with self.assertRaisesRegex(oasiskv.Unsupported, "'nosuch0'; devices seen: "):
+            oasiskv.Client(daemon.address, oasiskv.Fabric.VERBS, verbs_device="nosuch0", verbs_port=1, verbs_gid_index=0)
+        with self.assertRaisesRegex(oasiskv.InvalidArgument, "verbs_port 256"):
+            oasiskv.Client(daemon.address, oasiskv.Fabric.VERBS, verbs_port=256)
+
+
 def _in_child(client, queue):
     try:
         client.health()

@@ -173,6 +173,10 @@ absl::StatusOr<ServerHello> Server::Accept(const ClientHello& hello) {
     peer.access = hello.access;
     // Without the lock: it waits for the network to resolve the client's address.
     auto answer = Connect(hello, peer);
+    // Before anything could close it.
+    if (answer.ok() && hello.access == Access::kWrite) {
+      authority_.ConnectionOpened(answer->connection);
+    }
     MutexLock lock(mutex_);
     --connecting_;
     if (answer.ok()) {
@@ -323,6 +327,11 @@ void Server::TakeCompletions() {
 }  // namespace oasiskv::fabric::verbs
 
 namespace oasiskv::fabric {
+
+absl::Status CheckVerbsPort(const VerbsPortOptions& options) {
+  OASISKV_ASSIGN_OR_RETURN(const verbs::Port port, verbs::OpenPort(options));
+  return port.Choose(nullptr).status();
+}
 
 absl::StatusOr<std::unique_ptr<VerbsEndpoint>> ServeVerbs(const VerbsEndpointOptions& options,
                                                           ExportedMemory memory,

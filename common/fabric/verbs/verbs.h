@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/fabric/endpoint.h"
@@ -20,6 +21,10 @@ struct VerbsPortOptions {
   uint32_t port = 0;       // --verbs_port, from 1; 0: the device's first active one
   int64_t gid_index = -1;  // --verbs_gid_index; -1: chosen, see verbs/gid.h
 };
+
+// OK when such a port is there, is up and has a GID to talk with; the errors of ServeVerbs for the
+// device otherwise. For asking before a pool is touched.
+absl::Status CheckVerbsPort(const VerbsPortOptions& options);
 
 struct VerbsEndpointOptions {
   VerbsPortOptions port;

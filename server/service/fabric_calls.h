@@ -1,0 +1,27 @@
+// The calls of KvMemory that make and end data connections of the verbs fabric.
+#pragma once
+
+#include "absl/status/status.h"
+
+namespace oasiskv::v1 {
+class ConnectFabricRequest;
+class ConnectFabricResponse;
+class DisconnectFabricRequest;
+class FenceWriterRequest;
+}  // namespace oasiskv::v1
+
+namespace oasiskv::server {
+
+class ServiceState;
+
+// Thread contract: safe for concurrent use.
+//
+// Whoever knows a connection's id may end it: ids are 64 random bits, which the daemon tells the
+// connection's own client and nobody else. Connecting and disconnecting may block.
+absl::Status ConnectVerbsClient(const ServiceState& state, const v1::ConnectFabricRequest& request,
+                                v1::ConnectFabricResponse& response);
+absl::Status FenceVerbsWriter(const ServiceState& state, const v1::FenceWriterRequest& request);
+absl::Status DisconnectVerbsClient(const ServiceState& state,
+                                   const v1::DisconnectFabricRequest& request);
+
+}  // namespace oasiskv::server

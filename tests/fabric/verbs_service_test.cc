@@ -1,0 +1,300 @@
+// The whole way over verbs: a daemon process on rxe1, the client library on rxe0.
+#include <grpcpp/grpcpp.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "common/fabric/verbs/verbs.h"
+#include "oasiskv/v1/admin.grpc.pb.h"
+#include "oasiskv/v1/admin.pb.h"
+#include "oasiskv/v1/kv_memory.grpc.pb.h"
+#include "tests/integration/client_fixture.h"
+
+extern char** environ;
+
+namespace oasiskv::testing {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr std::byte kUntouched{0x5A};
+// Devices and processors are emulated.
+constexpr seconds kPatience{120};
+
+ClientOptions OptionsFor(const std::string& address) {
+  ClientOptions options;
+  options.address = address;
+  options.fabric = FabricChoice::kVerbs;
+  options.verbs_device = "rxe0";
+  options.verbs_peer_timeout = seconds(3);
+  options.rpc_timeout = seconds(30);
+  options.read_timeout = seconds(60);
+  return options;
+}
+
+class VerbsServiceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* device : {"rxe0", "rxe1"}) {
+      if (!fabric::CheckVerbsPort({.device = device}).ok()) {
+        GTEST_SKIP() << "needs the soft-RoCE devices rxe0 and rxe1; run the test through "
+                        "tests/fabric/in-rdma-guest";
+      }
+    }
+    StartDaemon("60s");
+  }
+  void StartDaemon(const std::string& fence_timeout) {
+    cluster_.reset();
+    MiniClusterOptions options;
+    options.flags = {"--fabrics=verbs", "--verbs_device=rxe1", "--fence_timeout=" + fence_timeout};
+    auto cluster = MiniCluster::Start(options);
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    cluster_ = *std::move(cluster);
+  }
+
+  std::string address() const { return cluster_->daemon().addresses().control_address; }
+  std::unique_ptr<Client> Connect() const {
+    auto client = Client::Connect(OptionsFor(address()));
+    EXPECT_TRUE(client.ok()) << client.status();
+    return client.ok() ? *std::move(client) : nullptr;
+  }
+  v1::GetCapacityResponse Capacity() const {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    v1::GetCapacityResponse response;
+    const auto admin =
+        v1::Admin::NewStub(grpc::CreateChannel(address(), grpc::InsecureChannelCredentials()));
+    const grpc::Status status = admin->GetCapacity(&context, v1::GetCapacityRequest(), &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+  bool Idle() const {
+    const v1::GetCapacityResponse capacity = Capacity();
+    return capacity.pool_bytes() != 0 && capacity.used_bytes() == 0;
+  }
+
+  std::unique_ptr<MiniCluster> cluster_;
+};
+
+// Every attached entry, into `into`.
+std::vector<EntryRead> AllEntries(const Content& content, std::vector<std::byte>& into) {
+  const Geometry& g = content.geometry();
+  into.assign(uint64_t{content.blocks()} * g.layers * g.kv_heads * g.entry_bytes(), kUntouched);
+  std::vector<EntryRead> reads;
+  for (uint32_t b = 0; b < content.blocks(); ++b) {
+    for (uint32_t l = 0; l < g.layers; ++l) {
+      for (uint32_t h = 0; h < g.kv_heads; ++h) {
+        reads.push_back({BlockIndex(b), LayerIndex(l), HeadIndex(h),
+                         into.data() + reads.size() * g.entry_bytes()});
+      }
+    }
+  }
+  return reads;
+}
+
+void ExpectRight(const Content& content, std::span<const EntryRead> reads) {
+  for (const EntryRead& r : reads) {
+    const auto want = content.Entry(r.block.value(), r.layer.value(), r.head.value());
+    ASSERT_EQ(std::memcmp(r.into, want.data(), want.size()), 0)
+        << "block " << r.block.value() << " layer " << r.layer.value() << " head "
+        << r.head.value();
+  }
+}
+
+absl::Status Fetch(Reader& reader, std::span<const EntryRead> reads) {
+  return reader.FetchEntries(reads, reader.DefaultDeadline())->Wait();
+}
+
+absl::Status FetchOne(Reader& reader, uint32_t block, uint32_t layer, uint32_t head) {
+  std::vector<std::byte> into(reader.geometry().entry_bytes());
+  const EntryRead read{BlockIndex(block), LayerIndex(layer), HeadIndex(head), into.data()};
+  return Fetch(reader, {&read, 1});
+}
+
+TEST_F(VerbsServiceTest, PutCommitAttachFetchRelease) {
+  const Content content(QwenLike(), 5 * 16 + 3, 1);
+  ClientOptions options = OptionsFor(address());
+  options.verify_checksums = true;
+  auto client = Client::Connect(options);
+  ASSERT_OK(client.status());
+  EXPECT_EQ((*client)->FabricName(), "verbs");
+  EXPECT_THAT((*client)->Describe(), ::testing::HasSubstr("rxe0"));
+
+  ProducerSpec spec = SpecOf("a", content);
+  spec.checksums = true;
+  ASSERT_OK(Put(**client, spec, content));
+  auto reader = (*client)->Attach(ReadSpecOf("a", content.geometry()));
+  ASSERT_OK(reader.status());
+  EXPECT_FALSE(reader->local());
+  std::vector<std::byte> into;
+  const auto reads = AllEntries(content, into);
+  ASSERT_OK(Fetch(*reader, reads));
+  ExpectRight(content, reads);
+  EXPECT_EQ((*client)->Stats().checksums_verified, reads.size());
+  EXPECT_GE((*client)->Stats().bytes_read, into.size());
+  ASSERT_OK(reader->Release());
+  ASSERT_OK((*client)->ReleaseSequences({"a"}, TestIdentity()).status());
+  EXPECT_TRUE(Idle());  // the writer fenced before it sealed: nothing is in quarantine
+
+  const auto health = RunProcess({OasisctlPath(), "health", "--address=" + address()}, kPatience);
+  ASSERT_OK(health.status());
+  EXPECT_THAT(health->output, ::testing::HasSubstr("verbs on rxe1 port 1, GID"));
+  EXPECT_THAT(health->output, ::testing::ContainsRegex("ucx +off"));
+}
+
+// Neither an aborted sequence's bytes nor those of the sequence that has its memory now.
+TEST_F(VerbsServiceTest, AnAbortedSequenceWhoseMemoryIsAnothersIsStale) {
+  const Content old(QwenLike(), 64, 1), other(QwenLike(), 64, 2);
+  auto ours = Connect(), theirs = Connect();
+  ASSERT_OK(Put(*ours, "a", old));
+  auto reader = ours->Attach(ReadSpecOf("a", old.geometry()));
+  ASSERT_OK(reader.status());
+  ASSERT_OK(theirs->Abort("a", TestIdentity(), "test").status());
+  ASSERT_OK(Put(*theirs, "b", other));
+  std::vector<std::byte> into;
+  EXPECT_THAT(Fetch(*reader, AllEntries(old, into)), Fails(ErrorCode::kStale));
+  EXPECT_GE(ours->Stats().stale_reads, 1u);
+  // The connection is as good as before.
+  auto again = ours->Attach(ReadSpecOf("b", other.geometry()));
+  ASSERT_OK(again.status());
+  const auto reads = AllEntries(other, into);
+  ASSERT_OK(Fetch(*again, reads));
+  ExpectRight(other, reads);
+}
+
+TEST_F(VerbsServiceTest, WhatMayNotBeReadIsRefusedByName) {
+  const Content content(QwenLike(), 64, 1);
+  auto client = Connect();
+  auto producer = client->Open(SpecOf("a", content));
+  ASSERT_OK(producer.status());
+  ASSERT_OK(producer->WriteTokens(LayerIndex(0), 0, 64, content.Keys(0, 0), content.Values(0, 0)));
+  ASSERT_OK(producer->CommitWritten());
+  ReaderSpec spec = ReadSpecOf("a", content.geometry());
+  spec.first_head = 2;
+  spec.head_count = 4;
+  auto reader = client->Attach(spec);
+  ASSERT_OK(reader.status());
+  EXPECT_OK(FetchOne(*reader, 0, 0, 2));
+  EXPECT_THAT(FetchOne(*reader, 0, 1, 2), Fails(ErrorCode::kNotCommitted));
+  EXPECT_THAT(FetchOne(*reader, 4, 0, 2), Fails(ErrorCode::kOutOfRange));
+  EXPECT_THAT(FetchOne(*reader, 0, 3, 2), Fails(ErrorCode::kOutOfRange));
+  EXPECT_THAT(FetchOne(*reader, 0, 0, 6), Fails(ErrorCode::kForeign));
+  ASSERT_OK(reader->Release());
+  EXPECT_THAT(FetchOne(*reader, 0, 0, 2), Fails(ErrorCode::kStale));
+  // A writer's grant that is gone writes nothing more.
+  ASSERT_OK(client->Abort("a", TestIdentity(), "test").status());
+  EXPECT_FALSE(
+      producer->WriteTokens(LayerIndex(1), 0, 64, content.Keys(1, 0), content.Values(1, 0)).ok());
+}
+
+TEST_F(VerbsServiceTest, AKilledDaemonIsLostAndItsSuccessorIsFoundAgain) {
+  const Content content(QwenLike(), 64, 1);
+  auto client = Connect();
+  ASSERT_OK(Put(*client, "a", content));
+  auto reader = client->Attach(ReadSpecOf("a", content.geometry()));
+  ASSERT_OK(reader.status());
+  cluster_->daemon().Kill();
+  std::vector<std::byte> into;
+  const auto reads = AllEntries(content, into);
+  EXPECT_THAT(Fetch(*reader, reads), Fails(ErrorCode::kPeerLost));
+  ASSERT_OK(cluster_->daemon().Start());
+  ASSERT_OK(Put(*client, "a", content));
+  EXPECT_THAT(Fetch(*reader, reads), Fails(ErrorCode::kStale));
+  auto again = client->Attach(ReadSpecOf("a", content.geometry()));
+  ASSERT_OK(again.status());
+  ASSERT_OK(Fetch(*again, reads));
+  ExpectRight(content, reads);
+}
+
+// Hellos that are none, the largest ones, and connections that nobody has.
+TEST_F(VerbsServiceTest, GarbageInTheHelloHarmsNobody) {
+  const auto kv =
+      v1::KvMemory::NewStub(grpc::CreateChannel(address(), grpc::InsecureChannelCredentials()));
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{64}, size_t{4096}, size_t{4097}}) {
+    grpc::ClientContext context;
+    v1::ConnectFabricRequest request;
+    request.set_client_hello(std::string(bytes, '\1'));
+    v1::ConnectFabricResponse response;
+    EXPECT_FALSE(kv->ConnectFabric(&context, request, &response).ok()) << bytes << " bytes";
+  }
+  grpc::ClientContext fence, goodbye;
+  v1::FenceWriterRequest promise;
+  promise.set_connection(77);
+  v1::FenceWriterResponse taken;
+  EXPECT_TRUE(kv->FenceWriter(&fence, promise, &taken).ok());
+  v1::DisconnectFabricRequest request;
+  request.set_connection(77);
+  v1::DisconnectFabricResponse gone;
+  EXPECT_TRUE(kv->DisconnectFabric(&goodbye, request, &gone).ok());
+  const Content content(QwenLike(), 32, 1);
+  auto client = Connect();
+  EXPECT_OK(Put(*client, "a", content));
+}
+
+// A process that has opened a sequence and holds its writer's grant; see HoldWriter.
+class WriterProcess {
+ public:
+  explicit WriterProcess(const std::string& address) {
+    std::string self = "/proc/self/exe", flag = "--hold_writer", where = address;
+    char* const argv[] = {self.data(), flag.data(), where.data(), nullptr};
+    EXPECT_EQ(::posix_spawn(&pid_, argv[0], nullptr, nullptr, argv, environ), 0);
+  }
+  ~WriterProcess() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  void Signal(int number) const { EXPECT_EQ(::kill(pid_, number), 0); }
+
+ private:
+  pid_t pid_ = 0;
+};
+
+// Its queue pairs answer nothing any more, which the daemon sees by itself.
+TEST_F(VerbsServiceTest, AKilledWriterReturnsItsMemory) {
+  const WriterProcess writer(address());
+  ASSERT_TRUE(Eventually([&] { return Capacity().grants_writer() == 1; }, kPatience));
+  EXPECT_FALSE(Idle());
+  writer.Signal(SIGKILL);
+  ASSERT_TRUE(Eventually([&] { return Idle(); }, kPatience));
+}
+
+// Its device goes on answering, so that only the missing fence gives it away.
+TEST_F(VerbsServiceTest, AStoppedWriterIsDisconnectedAndItsMemoryReturns) {
+  StartDaemon("1s");
+  const WriterProcess writer(address());
+  ASSERT_TRUE(Eventually([&] { return Capacity().grants_writer() == 1; }, kPatience));
+  writer.Signal(SIGSTOP);
+  ASSERT_TRUE(Eventually([&] { return Capacity().quarantined_bytes() > 0; }, kPatience));
+  ASSERT_TRUE(Eventually([&] { return Idle(); }, kPatience));
+}
+
+int HoldWriter(const std::string& address) {
+  const Content content(QwenLike(), 64, 1);
+  auto client = Client::Connect(OptionsFor(address));
+  if (!client.ok()) return 1;
+  ProducerSpec spec = SpecOf("held", content);
+  spec.lease = seconds(2);
+  auto producer = (*client)->Open(spec);
+  if (!producer.ok() || !WriteAll(*producer, content).ok()) return 1;
+  while (true) ::pause();
+}
+
+}  // namespace
+
+int ChildMain(int argc, char** argv) { return argc == 3 ? HoldWriter(argv[2]) : 1; }
+
+}  // namespace oasiskv::testing
+
+// The test program is its own writer that gets killed.
+int main(int argc, char** argv) {
+  if (argc > 1 && std::string(argv[1]) == "--hold_writer") {
+    return oasiskv::testing::ChildMain(argc, argv);
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
