@@ -1,9 +1,10 @@
 # Functions every CMakeLists.txt of the project uses, so that warnings, sanitizers, include paths and names are set in one place.
 
 add_library(oasiskv_options INTERFACE)
-target_compile_options(oasiskv_options INTERFACE -Wall -Wextra -Wshadow=local -Wno-unused-parameter)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  target_compile_options(oasiskv_options INTERFACE -Wno-shadow -Wthread-safety -Werror=thread-safety)
+  target_compile_options(oasiskv_options INTERFACE -Wall -Wextra -Wno-unused-parameter -Wthread-safety -Werror=thread-safety)
+else()
+  target_compile_options(oasiskv_options INTERFACE -Wall -Wextra -Wshadow=local -Wno-unused-parameter)
 endif()
 target_include_directories(oasiskv_options INTERFACE
   "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>"
