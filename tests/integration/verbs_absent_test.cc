@@ -13,7 +13,7 @@ constexpr char kNoDevice[] = "nosuch0";
 class VerbsAbsent : public ::testing::Test {
  protected:
   void Start() {
-    auto cluster = MiniCluster::Start({.mode = DaemonMode::kInProcess});
+    auto cluster = MiniCluster::Start({.mode = DaemonMode::kInProcess, .flags = {}});
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
   }
