@@ -236,8 +236,10 @@ absl::StatusOr<Attached> ControlChannel::Attach(const AttachCall& call, Duration
         {run.first_layer(), run.layer_count(), run.first_block(), run.block_count()});
   }
   out.first_topk.resize(response.first_topk().size() / sizeof(int32_t));
-  std::memcpy(out.first_topk.data(), response.first_topk().data(),
-              out.first_topk.size() * sizeof(int32_t));
+  if (!out.first_topk.empty()) {  // an empty vector has no address, which memcpy may not be given
+    std::memcpy(out.first_topk.data(), response.first_topk().data(),
+                out.first_topk.size() * sizeof(int32_t));
+  }
   out.first_topk_k = response.first_topk_k();
   out.blob = std::move(*response.mutable_blob());
   out.checksums.assign(response.checksums().begin(), response.checksums().end());
