@@ -12,18 +12,6 @@
 namespace oasiskv::fabric::verbs {
 namespace {
 
-absl::string_view TypeName(GidType type) {
-  switch (type) {
-    case GidType::kInfiniband:
-      return "InfiniBand";
-    case GidType::kRoceV1:
-      return "RoCE v1";
-    case GidType::kRoceV2:
-      break;
-  }
-  return "RoCE v2";
-}
-
 // Loopback addresses and multicast never name a port.
 bool IsNoPort(const Gid& gid) {
   if (IsIpv4Gid(gid)) return gid[12] == 127 || gid[12] == 0 || gid[12] >= 224;
@@ -41,8 +29,9 @@ bool Reaches(const GidEntry& entry, const GidWish::Peer& peer) {
 }
 
 std::string EntryText(const GidEntry& entry) {
-  return absl::StrCat("index ", entry.index, " (", TypeName(entry.type), ", ", GidText(entry.gid),
-                      entry.interface.empty() ? "" : ", ", entry.interface, ")");
+  return absl::StrCat("index ", entry.index, " (", GidTypeName(entry.type), ", ",
+                      GidText(entry.gid), entry.interface.empty() ? "" : ", ", entry.interface,
+                      ")");
 }
 
 std::string TableText(std::span<const GidEntry> table) {
@@ -74,6 +63,18 @@ absl::StatusOr<GidChoice> TakeWished(std::span<const GidEntry> table, uint32_t t
 }
 
 }  // namespace
+
+std::string GidTypeName(GidType type) {
+  switch (type) {
+    case GidType::kInfiniband:
+      return "InfiniBand";
+    case GidType::kRoceV1:
+      return "RoCE v1";
+    case GidType::kRoceV2:
+      break;
+  }
+  return "RoCE v2";
+}
 
 std::string GidText(const Gid& gid) {
   char text[INET6_ADDRSTRLEN];
@@ -134,7 +135,7 @@ absl::StatusOr<GidChoice> ChooseGid(std::span<const GidEntry> table, uint32_t ta
         ErrorCode::kUnsupported,
         absl::StrCat("the port has no GID that ",
                      wish.peer.has_value()
-                         ? absl::StrCat("reaches the other side's (", TypeName(wish.peer->type),
+                         ? absl::StrCat("reaches the other side's (", GidTypeName(wish.peer->type),
                                         ", ", GidText(wish.peer->gid), ")")
                          : "can be used",
                      "; ", TableText(table),

@@ -27,6 +27,8 @@ struct GidEntry {
   std::string interface;
 };
 
+// "InfiniBand", "RoCE v1", "RoCE v2"
+std::string GidTypeName(GidType type);
 // "::ffff:10.0.0.1", "fe80::1"
 std::string GidText(const Gid& gid);
 bool IsNullGid(const Gid& gid);

@@ -20,14 +20,14 @@ using fabric::verbs::GidType;
 using Json = nlohmann::ordered_json;
 
 std::string GidLine(const GidEntry& entry) {
-  return absl::StrCat("GID ", entry.index, " ", GidTypeName(entry.type), " ",
+  return absl::StrCat("GID ", entry.index, " ", fabric::verbs::GidTypeName(entry.type), " ",
                       fabric::verbs::GidText(entry.gid),
                       entry.interface.empty() ? "" : absl::StrCat(" (", entry.interface, ")"));
 }
 
 Json GidFacts(const GidEntry& entry) {
   return {{"index", entry.index},
-          {"type", GidTypeName(entry.type)},
+          {"type", fabric::verbs::GidTypeName(entry.type)},
           {"address", fabric::verbs::GidText(entry.gid)},
           {"interface", entry.interface}};
 }

@@ -94,16 +94,4 @@ bool AnyActive(const std::vector<RdmaDevice>& devices) {
   });
 }
 
-std::string GidTypeName(GidType type) {
-  switch (type) {
-    case GidType::kInfiniband:
-      return "InfiniBand";
-    case GidType::kRoceV1:
-      return "RoCE v1";
-    case GidType::kRoceV2:
-      break;
-  }
-  return "RoCE v2";
-}
-
 }  // namespace oasiskv::oasisctl

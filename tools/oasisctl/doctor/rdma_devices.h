@@ -30,6 +30,5 @@ struct RdmaDevice {
 
 std::vector<RdmaDevice> ReadRdmaDevices(const World& world);
 bool AnyActive(const std::vector<RdmaDevice>& devices);
-std::string GidTypeName(fabric::verbs::GidType type);
 
 }  // namespace oasiskv::oasisctl
