@@ -76,6 +76,8 @@ int oasiskv_client_stats_get(oasiskv_client* client, oasiskv_client_stats* out) 
     c.prepare_ns = s.prepare_ns;
     c.post_ns = s.post_ns;
     c.wire_ns = s.wire_ns;
+    c.bytes_direct = s.bytes_direct;
+    c.bytes_bounced = s.bytes_bounced;
     return WriteStruct(c, "out", out);
   });
 }

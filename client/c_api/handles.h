@@ -12,6 +12,10 @@ struct oasiskv_client {
   std::unique_ptr<oasiskv::Client> client;
 };
 
+struct oasiskv_buffer {
+  oasiskv::RegisteredBuffer buffer;
+};
+
 struct oasiskv_producer {
   oasiskv::Producer producer;
 };

@@ -146,6 +146,10 @@ absl::StatusOr<uint32_t> Client::Abort(const std::string& name, const Identity& 
   return revoked;
 }
 
+absl::StatusOr<RegisteredBuffer> Client::RegisterBuffer(std::span<std::byte> memory) {
+  return client::RegisterBuffer(impl_->core, memory);
+}
+
 absl::Status Client::Health() const { return impl_->core->Health(); }
 std::string Client::Describe() const { return impl_->core->Describe(); }
 std::string Client::FabricName() const { return impl_->core->FabricName(); }

@@ -123,6 +123,7 @@ absl::StatusOr<std::shared_ptr<Session>> Core::CurrentSession(MonotonicTime dead
   }
   dead.reset();  // may unmap a pool: not under the lock
   auto built = Build(deadline);
+  if (built.ok()) buffers_.MoveTo(*built);
   MutexLock lock(mutex_);
   building_ = false;
   if (built.ok()) {
@@ -244,6 +245,8 @@ ClientStats Core::Stats() const {
   out.bytes_read = data.bytes_read;
   out.bytes_written = data.bytes_written;
   out.request_bytes = data.request_bytes;
+  out.bytes_direct = data.bytes_direct;
+  out.bytes_bounced = data.bytes_bounced;
   out.grant_checks = data.grant_checks;
   out.timed_reads = outcomes_.timed.load(std::memory_order_relaxed);
   out.prepare_ns = outcomes_.prepare_ns.load(std::memory_order_relaxed);

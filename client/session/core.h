@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/session/buffer_book.h"
 #include "client/session/lease_keeper.h"
 #include "client/session/session.h"
 #include "common/clock.h"
@@ -41,6 +42,7 @@ class Core {
   const ClientOptions& options() const { return options_; }
   LeaseKeeper& keeper() { return keeper_; }
   Outcomes& outcomes() { return outcomes_; }
+  BufferBook& buffers() { return buffers_; }
 
   // A session that was alive just now; made anew when the last one is dead, trying with exponential
   // back-off and jitter until `deadline`. One caller builds, the others wait for it.
@@ -66,6 +68,7 @@ class Core {
   const ClientOptions options_;
   const std::shared_ptr<RetiredStats> retired_ = std::make_shared<RetiredStats>();
   Outcomes outcomes_;
+  BufferBook buffers_;
 
   mutable Mutex mutex_;
   CondVar changed_;

@@ -98,8 +98,8 @@ HostCache::Claim HostCache::Get(uint32_t block, uint32_t layer, uint32_t head,
       return {};
     }
     bytes_.fetch_add(slot_bytes(), std::memory_order_relaxed);
-    it = slots_.emplace(Key(block, layer), Kept{std::make_shared<CacheSlot>(heads_, entry_bytes_)})
-             .first;
+    it =
+        slots_.emplace(Key(block, layer), Kept{std::make_shared<CacheSlot>(heads_, memory_)}).first;
   }
   const std::shared_ptr<CacheSlot>& slot = it->second.slot;
   if (slot->present[head]) return {Claim::Kind::kHit, slot, nullptr};
@@ -131,8 +131,8 @@ void HostCache::Settle(CacheSlot& slot, uint32_t head, Arrival arrival) {
 }
 
 void HostCache::Store(uint32_t block, uint32_t layer, std::span<const std::byte> entries) {
-  auto slot = std::make_shared<CacheSlot>(heads_, entry_bytes_);
-  std::memcpy(slot->data.get(), entries.data(), entries.size());
+  auto slot = std::make_shared<CacheSlot>(heads_, memory_);
+  std::memcpy(slot->data, entries.data(), entries.size());
   slot->present.assign(heads_, true);
   std::shared_ptr<CacheSlot> replaced;  // freed after the lock is let go
   MutexLock lock(mutex_);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/session/slot_memory.h"
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "oasiskv/geometry.h"
@@ -24,12 +25,18 @@ class Flight;
 // not. Bytes that are present never change: a decoded block takes the place of a fetched one as a
 // slot of its own.
 struct CacheSlot {
-  explicit CacheSlot(uint32_t heads, uint32_t entry_bytes)
-      : data(new std::byte[uint64_t{heads} * entry_bytes]),
+  CacheSlot(uint32_t heads, std::shared_ptr<SlotMemory> its_memory)
+      : memory(std::move(its_memory)),
+        data(memory->Take()),
         present(heads),
         claimed(heads),
         flights(heads) {}
-  const std::unique_ptr<std::byte[]> data;
+  ~CacheSlot() { memory->Give(data); }
+  CacheSlot(const CacheSlot&) = delete;
+  CacheSlot& operator=(const CacheSlot&) = delete;
+
+  const std::shared_ptr<SlotMemory> memory;
+  std::byte* const data;
   // Guarded by the cache's mutex.
   std::vector<bool> present;
   std::vector<bool> claimed;                   // a flight may still write to it
@@ -43,8 +50,11 @@ struct CacheSlot {
 // there is no other copy.
 class HostCache {
  public:
-  HostCache(const Geometry& geometry, uint64_t byte_limit)
-      : heads_(geometry.kv_heads), entry_bytes_(geometry.entry_bytes()), byte_limit_(byte_limit) {}
+  HostCache(const Geometry& geometry, uint64_t byte_limit, SlotMemory::Register register_slab)
+      : heads_(geometry.kv_heads),
+        entry_bytes_(geometry.entry_bytes()),
+        byte_limit_(byte_limit),
+        memory_(std::make_shared<SlotMemory>(slot_bytes(), std::move(register_slab))) {}
 
   struct Claim {
     enum class Kind {
@@ -73,7 +83,7 @@ class HostCache {
   }
 
   std::byte* At(CacheSlot& slot, uint32_t head) const {
-    return slot.data.get() + uint64_t{head} * entry_bytes_;
+    return slot.data + uint64_t{head} * entry_bytes_;
   }
   uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
   uint64_t arrived() const { return arrived_.load(std::memory_order_relaxed); }  // fetched entries
@@ -85,6 +95,7 @@ class HostCache {
 
   const uint32_t heads_, entry_bytes_;
   const uint64_t byte_limit_;
+  const std::shared_ptr<SlotMemory> memory_;  // fetches land in it directly
   std::atomic<uint64_t> bytes_{0}, arrived_{0}, not_kept_{0};
   std::atomic<uint32_t> first_stored_{UINT32_MAX};  // the lowest block of Store
   mutable Mutex mutex_;

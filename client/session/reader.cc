@@ -334,6 +334,9 @@ absl::Status Reader::FetchTopK(LayerIndex layer, HeadIndex head, std::span<const
                                std::byte* into, int64_t stride, TimePoint deadline) {
   return impl_->FetchTopK(layer, head, blocks, into, stride, deadline);
 }
+absl::StatusOr<RegisteredBuffer> Reader::RegisterBuffer(std::span<std::byte> memory) {
+  return impl_->RegisterBuffer(memory);
+}
 absl::Status Reader::Release() { return impl_->Release(); }
 const Geometry& Reader::geometry() const { return impl_->geometry; }
 uint32_t Reader::first_head() const { return impl_->first_head; }

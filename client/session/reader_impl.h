@@ -27,6 +27,9 @@ class Reader::Impl {
                               TimePoint deadline);
   absl::Status FetchTopK(LayerIndex layer, HeadIndex head, std::span<const int32_t> blocks,
                          std::byte* into, int64_t stride, TimePoint deadline);
+  absl::StatusOr<RegisteredBuffer> RegisterBuffer(std::span<std::byte> memory) const {
+    return client::RegisterBuffer(right_->core, memory);
+  }
   absl::Status Release();
   absl::Status Health() const { return right_->Check(); }
   TimePoint DefaultDeadline() const;

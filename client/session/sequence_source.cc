@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "client/session/host_cache.h"
 #include "client/session/source_fetch.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
@@ -149,6 +150,23 @@ SourceStats SequenceSource::Stats() const {
   return stats;
 }
 
+// With what every part is read over. Where it cannot be registered fetches are copied, which is
+// slower and no less right.
+std::vector<RegisteredBuffer> RegisterWithAll(const std::vector<SourcePart>& parts,
+                                              std::span<std::byte> slab) {
+  std::vector<RegisteredBuffer> registered;
+  for (const SourcePart& part : parts) {
+    auto buffer = part.reader->RegisterBuffer(slab);
+    if (buffer.ok()) {
+      registered.push_back(*std::move(buffer));
+    } else if (static LogGate gate; gate.Pass()) {
+      LogWarning("client", absl::StrCat("host cache without direct reads: ",
+                                        std::string(buffer.status().message())));
+    }
+  }
+  return registered;
+}
+
 absl::Status CheckPart(size_t index, const Reader& reader, const Reader& first,
                        uint32_t expected_head) {
   const std::string what = absl::StrCat("part ", index);
@@ -210,7 +228,9 @@ absl::StatusOr<std::shared_ptr<EntrySource>> MakeSequenceSource(
   shared->prefill_blocks = shared->geometry.BlocksFor(shared->token_count);
   shared->keep = options.host_cache == HostCachePolicy::kAlways ||
                  (options.host_cache == HostCachePolicy::kAuto && !all_local);
-  shared->cache = std::make_shared<HostCache>(shared->geometry, options.host_cache_bytes);
+  shared->cache = std::make_shared<HostCache>(
+      shared->geometry, options.host_cache_bytes,
+      [parts](std::span<std::byte> slab) { return RegisterWithAll(parts, slab); });
   shared->parts = std::move(parts);
   return std::make_shared<SequenceSource>(std::move(shared));
 }

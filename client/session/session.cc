@@ -16,6 +16,8 @@ void AddStats(const fabric::ConnectionStats& from, fabric::ConnectionStats* to) 
   to->requests += from.requests;
   to->bytes_read += from.bytes_read;
   to->bytes_written += from.bytes_written;
+  to->bytes_direct += from.bytes_direct;
+  to->bytes_bounced += from.bytes_bounced;
   to->request_bytes += from.request_bytes;
   to->grant_checks += from.grant_checks;
   to->stale += from.stale;

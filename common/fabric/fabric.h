@@ -92,6 +92,9 @@ struct ConnectionStats {
   uint64_t pieces = 0;             // as asked
   uint64_t requests = 0;           // after coalescing
   uint64_t bytes_read = 0, bytes_written = 0;
+  // Of these over verbs: moved between the wire and the caller's registered memory, and by way of
+  // memory of the connection's own.
+  uint64_t bytes_direct = 0, bytes_bounced = 0;
   uint64_t request_bytes = 0;  // sent to ask for data (0 for shm)
   uint64_t grant_checks = 0;   // grant words looked at after data
   uint64_t stale = 0, expired = 0, deadline = 0, cancelled = 0,

@@ -249,6 +249,25 @@ TEST_P(CApiTest, WrongCallsAreErrors) {
   oasiskv_client_free(none);
 }
 
+TEST_P(CApiTest, ABufferIsRegisteredAndFreed) {
+  std::byte memory[64];
+  oasiskv_buffer* buffer = nullptr;
+  ASSERT_CODE(oasiskv_buffer_register(client_, memory, sizeof(memory), &buffer), OASISKV_OK);
+  uint32_t direct = 7;
+  ASSERT_CODE(oasiskv_buffer_direct(buffer, &direct), OASISKV_OK);
+  EXPECT_EQ(direct, 0u);  // these fabrics make no copies of their own
+  ASSERT_CODE(oasiskv_buffer_direct(buffer, nullptr), OASISKV_INVALID_ARGUMENT);
+  ASSERT_CODE(oasiskv_buffer_direct(nullptr, &direct), OASISKV_INVALID_ARGUMENT);
+  oasiskv_buffer_free(buffer);
+  oasiskv_buffer_free(nullptr);
+  buffer = nullptr;
+  ASSERT_CODE(oasiskv_buffer_register(client_, nullptr, 64, &buffer), OASISKV_INVALID_ARGUMENT);
+  ASSERT_CODE(oasiskv_buffer_register(client_, memory, 0, &buffer), OASISKV_INVALID_ARGUMENT);
+  ASSERT_CODE(oasiskv_buffer_register(nullptr, memory, 64, &buffer), OASISKV_INVALID_ARGUMENT);
+  ASSERT_CODE(oasiskv_buffer_register(client_, memory, 64, nullptr), OASISKV_INVALID_ARGUMENT);
+  EXPECT_EQ(buffer, nullptr);
+}
+
 TEST_P(CApiTest, AForkedChildIsRefused) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(oasiskv_client_health(client_) == OASISKV_WRONG_STATE ? 0 : 1);

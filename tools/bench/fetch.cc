@@ -50,6 +50,7 @@ VerbsPorts VerbsPortsOf(const TestbedOptions& testbed) {
 // What one batch in flight occupies.
 struct Slot {
   std::vector<std::byte> buffer;
+  RegisteredBuffer registration;
   std::array<std::vector<EntryRead>, kStarts> reads;  // a list for each start of a cycle
   std::unique_ptr<PendingFetch> fetch;
   SteadyClock::time_point started;
@@ -81,6 +82,10 @@ class FetchPoint {
   }
 
   absl::Status Run(FetchRow& row) {
+    for (Slot& slot : slots_) {
+      if (options_.buffers == Buffers::kPlain) break;
+      OASISKV_ASSIGN_OR_RETURN(slot.registration, reader_.RegisterBuffer(slot.buffer));
+    }
     OASISKV_RETURN_IF_ERROR(Round(options_.seconds / options_.rounds, nullptr));  // warms up
     micros_.clear();
     const ClientStats before = bed_.client().Stats();
@@ -139,6 +144,9 @@ class FetchPoint {
     row.wire_us = mean_us(&ClientStats::wire_ns);
     row.cpu_client_s_per_gib = client_cpu / gib;
     if (bed_.daemon_pid() != 0) row.cpu_server_s_per_gib = server_cpu / gib;
+    const uint64_t direct = after.bytes_direct - before.bytes_direct;
+    const uint64_t moved = direct + after.bytes_bounced - before.bytes_bounced;
+    if (moved > 0) row.direct_share = static_cast<double>(direct) / static_cast<double>(moved);
     row.request_bytes_per_entry =
         static_cast<double>(after.request_bytes - before.request_bytes) / entries;
     row.requests_per_entry = static_cast<double>(after.requests - before.requests) /

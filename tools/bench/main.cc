@@ -44,6 +44,8 @@ ABSL_FLAG(uint64_t, span_bytes, uint64_t{512} << 20,
           "fetch: size of the KV that random entries are drawn from.");
 ABSL_FLAG(uint64_t, seed, 1, "fetch: of the random entries.");
 ABSL_FLAG(bool, verify, true, "fetch: compare every byte that the last batch of a cycle brought.");
+ABSL_FLAG(bool, register_buffers, true,
+          "fetch: register the buffers with the client, which spares a copy over verbs.");
 ABSL_FLAG(bool, ceiling, true,
           "fetch: also measure the ceiling (memcpy for shm, ucx_perftest for ucx, ib_read_bw for "
           "verbs).");
@@ -114,6 +116,7 @@ absl::Status Run(const std::string& operation) {
     o.span_bytes = absl::GetFlag(FLAGS_span_bytes);
     o.seed = absl::GetFlag(FLAGS_seed);
     o.verify = absl::GetFlag(FLAGS_verify) ? Verify::kOn : Verify::kOff;
+    o.buffers = absl::GetFlag(FLAGS_register_buffers) ? Buffers::kRegistered : Buffers::kPlain;
     o.ceiling = absl::GetFlag(FLAGS_ceiling) ? MeasureCeiling::kOn : MeasureCeiling::kOff;
     o.format = format;
     if (o.depth == 0 || o.rounds < 1 || !(o.seconds > 0)) {

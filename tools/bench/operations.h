@@ -13,6 +13,7 @@ namespace oasiskv::bench {
 
 enum class Verify { kOn, kOff };
 enum class MeasureCeiling { kOn, kOff };
+enum class Buffers { kRegistered, kPlain };
 
 struct FetchOptions {
   TestbedOptions testbed;
@@ -24,6 +25,7 @@ struct FetchOptions {
   uint64_t span_bytes = uint64_t{512} << 20;  // of KV that random entries are drawn from
   uint64_t seed = 1;
   Verify verify = Verify::kOn;
+  Buffers buffers = Buffers::kRegistered;
   MeasureCeiling ceiling = MeasureCeiling::kOn;
   Format format = Format::kTable;
 };

@@ -36,6 +36,7 @@ nlohmann::json ToJson(const FetchRow& r) {
                       {"cpu_client_s_per_gib", r.cpu_client_s_per_gib},
                       {"request_bytes_per_entry", r.request_bytes_per_entry},
                       {"requests_per_entry", r.requests_per_entry}};
+  if (r.direct_share) j["direct_share"] = *r.direct_share;
   if (r.am_ceiling) j["am_ceiling_gbps"] = *r.am_ceiling;
   if (r.cpu_server_s_per_gib) {
     j["cpu_server_s_per_gib"] = *r.cpu_server_s_per_gib;

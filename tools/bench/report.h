@@ -27,6 +27,7 @@ struct FetchRow {
   double prepare_us = 0, post_us = 0, wire_us = 0;  // means
   double cpu_client_s_per_gib = 0;
   std::optional<double> cpu_server_s_per_gib;  // absent: the daemon is not ours
+  std::optional<double> direct_share;          // verbs: of the bytes, landed in registered buffers
   double request_bytes_per_entry = 0;
   double requests_per_entry = 0;  // below 1 where entries were coalesced
 };

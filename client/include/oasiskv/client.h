@@ -2,13 +2,16 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "oasiskv/buffer.h"
 #include "oasiskv/export.h"
 #include "oasiskv/geometry.h"
 #include "oasiskv/producer.h"
@@ -50,6 +53,8 @@ struct ClientStats {
   // Sums over `timed_reads` batches that counted: checking and coalescing, handing work to the
   // fabric, and from there to the last byte and the grant check.
   uint64_t timed_reads = 0, prepare_ns = 0, post_ns = 0, wire_ns = 0;
+  // verbs: bytes that moved straight to or from registered memory, and by way of a copy.
+  uint64_t bytes_direct = 0, bytes_bounced = 0;
 };
 
 // Thread contract: safe for concurrent use. Producers and Readers made from it keep what they need
@@ -76,6 +81,11 @@ class OASISKV_EXPORT Client {
   // Revokes every grant of the sequence at once. The number of grants revoked.
   absl::StatusOr<uint32_t> Abort(const std::string& name, const Identity& identity,
                                  const std::string& reason);
+
+  // Fetches into `memory` then land there without a copy of the fabric's own, see RegisteredBuffer.
+  // Without a connection it waits for the next. Errors: INVALID_ARGUMENT, CAPACITY (the limit on
+  // locked memory; names limit, need and mend), INTERNAL.
+  absl::StatusOr<RegisteredBuffer> RegisterBuffer(std::span<std::byte> memory);
 
   // OK, or PEER_LOST with what is known.
   absl::Status Health() const;

@@ -8,8 +8,8 @@
  * Structures begin with struct_size: set it to sizeof the structure (OASISKV_INIT does, and zeroes
  * the rest). Zero means the default for every other field. Fields are only ever added at the end.
  *
- * Threads: a client, a reader and a source may be used by many threads at once; a producer, a fetch
- * and a working set by one at a time. A handle must not be freed while another thread is in a call
+ * Threads: a client, a reader and a source may be used by many threads at once; a producer, a fetch,
+ * a buffer and a working set by one at a time. A handle must not be freed while another thread is in a call
  * with it. After fork() handles may not be used in the child: calls answer OASISKV_WRONG_STATE
  * there.
  *
@@ -135,6 +135,7 @@ typedef struct oasiskv_client_stats {
   uint64_t checksums_verified, checksum_failures;
   uint64_t reconnects, renewals, grants_lost;
   uint64_t timed_reads, prepare_ns, post_ns, wire_ns; /* sums over batches that counted */
+  uint64_t bytes_direct, bytes_bounced; /* verbs: straight to registered memory; copied */
 } oasiskv_client_stats;
 
 OASISKV_API int oasiskv_client_connect(const oasiskv_client_options* options, oasiskv_client** out);
@@ -149,6 +150,22 @@ OASISKV_API int oasiskv_client_release_sequence(oasiskv_client* client, const ch
 OASISKV_API int oasiskv_client_abort(oasiskv_client* client, const char* name,
                                      const oasiskv_identity* identity, const char* reason,
                                      uint32_t* grants_revoked);
+
+/* --- Registered buffers
+ * ---------------------------------------------------------------------------------------------
+ */
+
+typedef struct oasiskv_buffer oasiskv_buffer;
+
+/* Fetches of every reader of this client into these bytes then land there without a copy of the
+ * fabric's own (verbs; elsewhere it does nothing). Renewed on each new connection. The memory stays
+ * mapped until the buffer is freed; it is pinned meanwhile. oasiskv/buffer.h says more. */
+OASISKV_API int oasiskv_buffer_register(oasiskv_client* client, void* memory, size_t size,
+                                        oasiskv_buffer** out);
+/* *direct becomes 1 when fetches land in it without a copy over the connection of this moment. */
+OASISKV_API int oasiskv_buffer_direct(oasiskv_buffer* buffer, uint32_t* direct);
+/* Unregisters; fetches in flight end as they would have. The client may have been freed before. */
+OASISKV_API void oasiskv_buffer_free(oasiskv_buffer* buffer);
 
 /* --- Producer: the prefill side
  * ------------------------------------------------------------------------------------- */

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "oasiskv/buffer.h"
 #include "oasiskv/export.h"
 #include "oasiskv/geometry.h"
 
@@ -83,6 +84,8 @@ class OASISKV_EXPORT Reader {
   // and copied, any other number out of range is OUT_OF_RANGE naming its index.
   absl::Status FetchTopK(LayerIndex layer, HeadIndex head, std::span<const int32_t> blocks,
                          std::byte* into, int64_t stride, TimePoint deadline);
+  // Client::RegisterBuffer of the client that this reader was made from.
+  absl::StatusOr<RegisteredBuffer> RegisterBuffer(std::span<std::byte> memory);
   // Gives the grant back now. Fetches after it are STALE; those in flight are cancelled first.
   absl::Status Release();
 

@@ -5,6 +5,7 @@ import enum
 
 from oasiskv import native
 from oasiskv.geometry import Geometry, Identity
+from oasiskv.memory import address_of
 from oasiskv.native import Handle, call, text
 from oasiskv.producer import Producer
 from oasiskv.reader import Reader
@@ -22,6 +23,28 @@ def milliseconds(seconds: float) -> int:
     if seconds < 0:
         raise ValueError(f"a time of {seconds} s")
     return max(1, round(seconds * 1000)) if seconds else 0
+
+
+class Buffer(Handle):
+    """Registered memory, made by Client.register_buffer; it keeps the memory alive. Close it when no more is fetched
+    there. Thread contract: one thread at a time."""
+
+    _kind = "buffer"
+
+    def __init__(self, pointer, memory):
+        super().__init__(pointer)
+        self._memory = memory
+
+    @property
+    def direct(self) -> bool:
+        """Whether fetches land in it without a copy of the fabric's own, over the connection of this moment."""
+        out = ctypes.c_uint32()
+        call("buffer_direct", self.raw, ctypes.byref(out))
+        return bool(out.value)
+
+    def close(self) -> None:
+        super().close()
+        self._memory = None
 
 
 class Client(Handle):
@@ -84,6 +107,18 @@ class Client(Handle):
         revoked = ctypes.c_uint32()
         call("client_abort", self.raw, text(name), ctypes.byref(identity.to_c()), text(reason), ctypes.byref(revoked))
         return revoked.value
+
+    def register_buffer(self, memory, nbytes: int = 0) -> Buffer:
+        """Fetches into `memory` then land there without a copy of the fabric's own (verbs; elsewhere it does nothing).
+
+        `memory` is a writable buffer (nbytes 0: all of it) or an address with its nbytes, which must stay mapped until
+        the Buffer is closed. It is pinned meanwhile. Raises Capacity when no more memory may be locked.
+        """
+        if not isinstance(memory, int):
+            nbytes = nbytes or memoryview(memory).nbytes
+        out = ctypes.c_void_p()
+        call("buffer_register", self.raw, address_of(memory, nbytes, True, "memory"), nbytes, ctypes.byref(out))
+        return Buffer(out, memory)
 
     def health(self) -> None:
         """Returns when the daemon answers as far as is known; raises PeerLost otherwise."""

@@ -68,7 +68,7 @@ CClientStats = _struct(
         "reads", "writes", "pieces", "requests", "bytes_read", "bytes_written", "request_bytes", "grant_checks",
         "stale_reads", "expired_reads", "deadline_reads", "failed_reads", "checksums_verified",
         "checksum_failures", "reconnects", "renewals", "grants_lost",
-        "timed_reads", "prepare_ns", "post_ns", "wire_ns",
+        "timed_reads", "prepare_ns", "post_ns", "wire_ns", "bytes_direct", "bytes_bounced",
     ),
 )
 CProducerSpec = _struct(
@@ -160,6 +160,8 @@ _FALLIBLE = {
     "client_stats_get": [_HANDLE, POINTER(CClientStats)],
     "client_release_sequence": [_HANDLE, c_char_p, POINTER(CIdentity), POINTER(c_uint32)],
     "client_abort": [_HANDLE, c_char_p, POINTER(CIdentity), c_char_p, POINTER(c_uint32)],
+    "buffer_register": [_HANDLE, c_void_p, c_size_t, _OUT],
+    "buffer_direct": [_HANDLE, POINTER(c_uint32)],
     "producer_open": [_HANDLE, POINTER(CProducerSpec), _OUT],
     "producer_extend": [_HANDLE, c_uint32],
     "producer_write_tokens": [_HANDLE, c_uint32, c_uint64, c_uint32, CKvView, CKvView],
@@ -195,7 +197,7 @@ _FALLIBLE = {
     "working_set_fetch_cap": [_HANDLE, POINTER(c_uint32)],
     "working_set_stats_get": [_HANDLE, POINTER(CWorkingSetStats)],
 }
-_FREES = ("client", "producer", "reader", "fetch", "source", "working_set")
+_FREES = ("client", "buffer", "producer", "reader", "fetch", "source", "working_set")
 
 _lib = ctypes.CDLL(library_path())
 _lib.oasiskv_last_error.restype = c_char_p

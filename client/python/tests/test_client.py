@@ -56,6 +56,24 @@ class ClientTest(unittest.TestCase):
         cls.client.close()
         cls.daemon.stop()
 
+    def test_registered_buffers_are_fetched_into(self):
+        keys, values = put(self.client, "registered", 3)
+        reader = self.client.attach("registered", IDENTITY, GEOMETRY)
+        into = reader.entries_array(2)
+        with self.client.register_buffer(into) as buffer:
+            self.assertFalse(buffer.direct)  # this fabric makes no copies of its own
+            reader.fetch([0, 4], 1, 2, into=into)
+        np.testing.assert_array_equal(into[1], expected_entry(keys, values, 4, 1, 2))
+        with self.assertRaisesRegex(ValueError, "closed"):
+            buffer.direct
+        self.client.register_buffer(into.ctypes.data, into.nbytes).close()
+        with self.assertRaises(oasiskv.InvalidArgument):
+            self.client.register_buffer(0, 64)
+        with self.assertRaisesRegex(ValueError, "read-only"):
+            self.client.register_buffer(bytes(64))
+        self.assertEqual(self.client.stats()["bytes_direct"], 0)
+        reader.close()
+
     def test_put_and_fetch_gives_the_same_bytes(self):
         queries = np.random.default_rng(5).standard_normal((GEOMETRY.layers, 8, GEOMETRY.head_dim)).astype(np.float32)
         keys, values = put(self.client, "round-trip", 1, first_queries=queries, top_k=3, blob=b"draft")

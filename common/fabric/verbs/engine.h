@@ -94,6 +94,7 @@ class Engine {
     bool failed = false;
     bool direct = false;
     uint64_t bytes = 0;
+    uint64_t bounced = 0;  // of these, by way of `area`
     std::optional<uint32_t> area;
     std::shared_ptr<Batch> batch;
     std::array<Request, kChunkRequests> requests;
@@ -118,8 +119,7 @@ class Engine {
   bool Post(Chunk& chunk, ibv_wr_opcode opcode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FillPlain(Batch& batch, Chunk& chunk, uint32_t most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LeaveFinishedParcel(Batch& batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool NextRequest(Batch& batch, Chunk& chunk, uint64_t& bounced)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool NextRequest(Batch& batch, Chunk& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PostWordReads() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool PostWordRead(ChunkKind kind, const std::shared_ptr<Batch>& batch, WordSlot slot,
                     uint32_t pair) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -88,6 +88,8 @@ void Engine::RetireData(Chunk& chunk, const std::shared_ptr<Batch>& batch) {
         std::memcpy(request.stretch.local, request.bounce, request.stretch.bytes);
       }
       (reads ? stats_.bytes_read : stats_.bytes_written) += chunk.bytes;
+      stats_.bytes_bounced += chunk.bounced;
+      stats_.bytes_direct += chunk.bytes - chunk.bounced;
     }
   }
   if (batch->ending.has_value() && batch->direct_chunks == 0) Finish(*batch, *batch->ending);
@@ -171,6 +173,7 @@ void Engine::Finish(Batch& batch, const absl::Status& outcome) {
     default:
       ++stats_.failed;
   }
+  batch.region.reset();  // whoever keeps the transfer keeps no memory registered
   batch.ended.store(true, std::memory_order_release);
   batch.changed.NotifyAll();
 }

@@ -75,7 +75,7 @@ void Engine::GiveChunk(Chunk& chunk) {
   if (chunk.area.has_value()) bounce_->Give(*chunk.area);
   ++chunk.generation;
   chunk.count = 0;
-  chunk.bytes = 0;
+  chunk.bytes = chunk.bounced = 0;
   chunk.failed = chunk.direct = false;
   chunk.area.reset();
   chunk.batch.reset();
@@ -122,7 +122,7 @@ void Engine::LeaveFinishedParcel(Batch& batch) {
 }
 
 // Any case: long stretches are cut, buffers that are not registered go through an area of our own.
-bool Engine::NextRequest(Batch& batch, Chunk& chunk, uint64_t& bounced) {
+bool Engine::NextRequest(Batch& batch, Chunk& chunk) {
   if (batch.parcels.empty()) return false;
   std::vector<Stretch>& parcel = batch.parcels.front();
   const Stretch& stretch = parcel[batch.next];
@@ -145,12 +145,12 @@ bool Engine::NextRequest(Batch& batch, Chunk& chunk, uint64_t& bounced) {
   } else {
     if (!chunk.area.has_value()) chunk.area = bounce_->Take();
     if (!chunk.area.has_value()) return false;
-    const uint64_t room = BouncePool::kAreaBytes - bounced;
+    const uint64_t room = BouncePool::kAreaBytes - chunk.bounced;
     if (room < bytes && room < kMinCutBytes) return false;
     bytes = std::min(bytes, room);
-    request.bounce = bounce_->area(*chunk.area) + bounced;
+    request.bounce = bounce_->area(*chunk.area) + chunk.bounced;
     request.local_key = bounce_->key();
-    bounced += bytes;
+    chunk.bounced += bytes;
     if (batch.access == Access::kWrite) std::memcpy(request.bounce, local, bytes);
   }
   request.stretch = {stretch.remote + batch.next_offset, bytes, local, stretch.key};
@@ -168,9 +168,8 @@ bool Engine::PostChunk(const std::shared_ptr<Batch>& batch, uint32_t pair, uint3
   Chunk* chunk = TakeChunk(ChunkKind::kData, pair);
   if (chunk == nullptr) return false;
   const uint32_t most = std::min(kChunkRequests, room);
-  uint64_t bounced = 0;
   FillPlain(*batch, *chunk, most);
-  while (chunk->count < most && NextRequest(*batch, *chunk, bounced)) {
+  while (chunk->count < most && NextRequest(*batch, *chunk)) {
   }
   if (chunk->count == 0) {
     GiveChunk(*chunk);
