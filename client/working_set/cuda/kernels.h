@@ -28,13 +28,15 @@ LaunchError LoadTopK(const Shape& shape, const LayerMemory& mem, const Rows& row
 // select: the capped delta of mem.predicted against mem.map, as Selector::Select gives it (with
 // IncludePromoted for a full local block), into `plan`; stamps what stays. A local block that is
 // full counts as promoted also without a prediction (`predicts` false). `cap` is shape.cap for a
-// prediction, K for Resolve.
+// prediction, K for Resolve. A promoted block that the list lacks takes its first free or last
+// place there. `counters`: [slot]. The rows may not change before Commit.
 LaunchError Select(const Shape& shape, const LayerMemory& mem, const Rows& rows, bool predicts,
                    uint32_t cap, const Plan& plan, SlotCounters* counters, Stream stream);
 
 struct GatherOptions {
   uint32_t ctas = 4;        // the link is full with 4; more disturb the kernels beside
-  uint32_t threads = 1024;  // a multiple of 32
+  uint32_t threads = 1024;  // a multiple of 32, 1024 at most
+  uint32_t loads = 4;       // 16-byte loads in flight of a thread: 4 or 8
 };
 // transfer, first half: empties the map entries of the plan's pages, then copies every item's entry
 // from its source, or from the local page when it is promoted, into its page.

@@ -56,7 +56,7 @@ struct SlotState {
   uint32_t complete = 0;      // blocks before the local one
   uint32_t local_tokens = 0;  // valid tokens of the local block
   int32_t promoted = -1;      // the completed local block between Select and Commit, or -1
-  uint32_t pad = 0;
+  uint32_t pending = 0;       // 1 between a Select that concerns the slot and its Commit
 };
 
 // Everything of one layer, device memory.
@@ -101,13 +101,26 @@ struct PlanItem {
   int32_t row = 0;
 };
 inline constexpr uint16_t kItemPromoted = 1;  // from the local page, not from a source
+// Set by whoever was to bring the bytes and could not (a missing frame, a wait that timed out):
+// Commit leaves the page empty.
+inline constexpr uint16_t kItemSkipped = 2;
+
+// Where the items of one (row, head) stand.
+struct PlanGroup {
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
 
 // One layer's plan, device memory: written by Select, read until Commit. Items are grouped by
 // (row, head), in the order that the cpu backend's Selector gives; groups stand in any order.
 struct Plan {
-  uint32_t* count = nullptr;  // items; Select starts it from 0
-  PlanItem* items = nullptr;  // [capacity]
-  uint32_t capacity = 0;      // max_rows * kv_heads * (min(K, C) + 1)
+  uint32_t* count = nullptr;    // items; Select starts it from 0
+  PlanItem* items = nullptr;    // [capacity]
+  PlanGroup* groups = nullptr;  // [max_rows][kv_heads]
+  uint32_t capacity = 0;        // max_rows * kv_heads * (min(K, C) + 1)
+  // Resolve's plan: a full local block stays the local one, nothing is promoted, what is fetched
+  // counts as demanded. `mem.predicted` holds the true selection.
+  bool resolve = false;
 };
 
 // Counters of one slot, device memory; see WorkingSetStats.
@@ -117,9 +130,10 @@ struct SlotCounters {
                      agreement_of = 0;
 };
 
-// What went wrong on the device, in pinned host memory so that the host sees it without a call. The
-// first error stays until the host clears it.
-struct ErrorWord {
+// What went wrong on the device, in pinned host memory so that the host sees it without a call.
+// Written as one 16-byte word, so never half; the first error stays until the host clears `code`
+// (of errors within one round trip of the link any may win).
+struct alignas(16) ErrorWord {
   uint32_t code = 0;  // ErrorKind
   uint32_t layer = 0;
   uint32_t slot = 0;
