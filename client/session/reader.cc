@@ -315,6 +315,17 @@ absl::Status Reader::Impl::Release() {
 Reader::Reader(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Reader::Reader(Reader&&) noexcept = default;
 Reader& Reader::operator=(Reader&&) noexcept = default;
+absl::StatusOr<LocalFrames> Reader::Impl::Frames() const {
+  OASISKV_RETURN_IF_ERROR(Usable());
+  OASISKV_ASSIGN_OR_RETURN(fabric::LocalMemory memory,
+                           right_->session->reader().Local(*right_->view));
+  return LocalFrames{.frames = std::move(memory.frames),
+                     .grant_word = memory.word,
+                     .epoch = right_->view->epoch.value(),
+                     .mappings = std::move(memory.mappings),
+                     .keep = right_->session};
+}
+
 Reader::~Reader() = default;
 
 Reader::TimePoint Reader::DefaultDeadline() const { return impl_->DefaultDeadline(); }
@@ -337,6 +348,7 @@ absl::Status Reader::FetchTopK(LayerIndex layer, HeadIndex head, std::span<const
 absl::StatusOr<RegisteredBuffer> Reader::RegisterBuffer(std::span<std::byte> memory) {
   return impl_->RegisterBuffer(memory);
 }
+absl::StatusOr<LocalFrames> Reader::Frames() const { return impl_->Frames(); }
 absl::Status Reader::Release() { return impl_->Release(); }
 const Geometry& Reader::geometry() const { return impl_->geometry; }
 uint32_t Reader::first_head() const { return impl_->first_head; }

@@ -30,6 +30,7 @@ class Reader::Impl {
   absl::StatusOr<RegisteredBuffer> RegisterBuffer(std::span<std::byte> memory) const {
     return client::RegisterBuffer(right_->core, memory);
   }
+  absl::StatusOr<LocalFrames> Frames() const;
   absl::Status Release();
   absl::Status Health() const { return right_->Check(); }
   TimePoint DefaultDeadline() const;

@@ -41,6 +41,7 @@ class SequenceSource : public EntrySource {
   absl::Status WriteBack(BlockIndex block, LayerIndex layer, std::span<const std::byte> entries,
                          std::span<const std::byte> summaries) override;
   bool KeepsFetched() const override { return shared_->keep; }
+  absl::StatusOr<std::vector<LocalPart>> LocalEntries() const override;
   absl::Status Health() const override {
     for (size_t p = 0; p < shared_->parts.size(); ++p) {
       absl::Status status = shared_->parts[p].reader->Health();
@@ -136,6 +137,27 @@ absl::Status SequenceSource::WriteBack(BlockIndex block, LayerIndex layer,
   shared_->cache->Store(block.value(), layer.value(), entries);
   shared_->written_back.fetch_add(g.kv_heads, std::memory_order_relaxed);
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<LocalPart>> SequenceSource::LocalEntries() const {
+  std::vector<LocalPart> out;
+  for (const SourcePart& part : shared_->parts) {
+    if (!part.reader->local()) return std::vector<LocalPart>();
+  }
+  uint32_t first_head = 0;
+  for (size_t p = 0; p < shared_->parts.size(); ++p) {
+    const Reader& reader = *shared_->parts[p].reader;
+    auto frames = reader.Frames();
+    if (!frames.ok()) return Annotate(frames.status(), absl::StrCat("part ", p));
+    out.push_back({.first_head = first_head,
+                   .head_count = reader.head_count(),
+                   .entry_offset = reader.geometry().entry_offset(LayerIndex(0),
+                                                                  HeadIndex(reader.first_head())),
+                   .layer_stride = reader.geometry().layer_entries_bytes(),
+                   .memory = *std::move(frames)});
+    first_head += reader.head_count();
+  }
+  return out;
 }
 
 SourceStats SequenceSource::Stats() const {

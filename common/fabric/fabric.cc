@@ -1,5 +1,6 @@
 #include "common/fabric/fabric.h"
 
+#include "absl/strings/str_cat.h"
 #include "oasiskv/error.h"
 
 namespace oasiskv::fabric {
@@ -16,6 +17,10 @@ absl::string_view KindName(Kind kind) {
   return "verbs";
 }
 
+absl::StatusOr<LocalMemory> Connection::Local(const GrantView& grant) const {
+  return MakeError(ErrorCode::kUnsupported, "not read over shm: the frames are not this host's");
+}
+
 absl::Status CheckGrantWord(uint64_t word, Epoch epoch) {
   if (word == epoch.value()) return absl::OkStatus();
   if (word == RevokedWord(RevokeReason::kExpired, epoch)) {
@@ -25,6 +30,14 @@ absl::Status CheckGrantWord(uint64_t word, Epoch epoch) {
   return MakeError(ErrorCode::kStale,
                    "the grant was released, aborted or evicted, or its memory serves another "
                    "grant; attach again");
+}
+
+absl::StatusOr<std::unique_ptr<BufferRegistration>> Connection::RegisterDeviceBuffer(
+    const DeviceBuffer& memory) {
+  return MakeError(ErrorCode::kUnsupported,
+                   absl::StrCat("the fabric ", std::string(KindName(kind())),
+                                " cannot reach memory of a device; the verbs fabric can, where "
+                                "kernel and driver do ('oasisctl doctor' tells)"));
 }
 
 }  // namespace oasiskv::fabric

@@ -101,6 +101,13 @@ struct ConnectionStats {
            failed = 0;  // batches, by how they ended
 };
 
+// What a grant's frames and its word are as memory of this process.
+struct LocalMemory {
+  std::vector<const std::byte*> frames;  // by block; frame_bytes each
+  const uint64_t* word = nullptr;
+  std::vector<std::span<const std::byte>> mappings;  // whole, that hold the frames and the word
+};
+
 // Which batch goes first where a fabric queues: what a step waits for, what the next will need, and
 // all else.
 enum class Priority : uint8_t { kOnPath = 0, kPrefetch = 1, kBackground = 2 };
@@ -113,6 +120,14 @@ enum class Priority : uint8_t { kOnPath = 0, kPrefetch = 1, kBackground = 2 };
 class BufferRegistration {
  public:
   virtual ~BufferRegistration() = default;
+};
+
+// Memory of a GPU (or of another device) that is known to the kernel as a dma-buf.
+struct DeviceBuffer {
+  int dmabuf_fd = -1;    // only needed while it is registered
+  uint64_t offset = 0;   // of the first byte in the dma-buf
+  uint64_t bytes = 0;
+  uint64_t address = 0;  // of the first byte, as the device counts: pieces name it by this
 };
 
 // Thread contract: safe for concurrent use.
@@ -139,6 +154,10 @@ class Connection {
       std::span<std::byte> memory) {
     return nullptr;
   }
+  // For memory of a device. A piece in it must lie in one registration wholly: it cannot be copied.
+  // UNSUPPORTED naming what lacks it, where this fabric, library, kernel or driver cannot.
+  virtual absl::StatusOr<std::unique_ptr<BufferRegistration>> RegisterDeviceBuffer(
+      const DeviceBuffer& memory);
   // The grant must be a writer's. A write that the daemon (or the grant word) refuses ends as
   // STALE, LEASE_EXPIRED, ...
   virtual std::unique_ptr<Transfer> Write(std::shared_ptr<const GrantView> grant,
@@ -151,6 +170,10 @@ class Connection {
   // OK, or PEER_LOST with the reason once the daemon is known to be gone; never OK again after
   // that.
   virtual absl::Status Health() = 0;
+  // Where the grant's bytes may be read in place, as long as the connection lives: rule 2 of the
+  // word (look at it after the bytes) is then the caller's to keep. UNSUPPORTED where they are not
+  // this host's memory.
+  virtual absl::StatusOr<LocalMemory> Local(const GrantView& grant) const;
   virtual Kind kind() const = 0;
   // For OpenRequest.shm_connection (shm and verbs); zero where the daemon checks every write
   // itself.

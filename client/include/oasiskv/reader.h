@@ -34,6 +34,17 @@ struct EntryRead {
   std::byte* into = nullptr;  // geometry.entry_bytes()
 };
 
+// A grant's frames as memory of this process that may be read in place. Bytes count only if the
+// grant word still holds the epoch when it is looked at *after* they were read.
+struct LocalFrames {
+  std::vector<const std::byte*> frames;  // by block, geometry.frame_bytes() each
+  const uint64_t* grant_word = nullptr;
+  uint64_t epoch = 0;
+  // The whole mappings that hold them: never writable, mapped as long as `keep` is held.
+  std::vector<std::span<const std::byte>> mappings;
+  std::shared_ptr<const void> keep;
+};
+
 // `layers` x all attached heads of one block, contiguous as in the frame: [layer][head] entries.
 struct LayerRead {
   BlockIndex block;
@@ -86,6 +97,8 @@ class OASISKV_EXPORT Reader {
                          std::byte* into, int64_t stride, TimePoint deadline);
   // Client::RegisterBuffer of the client that this reader was made from.
   absl::StatusOr<RegisteredBuffer> RegisterBuffer(std::span<std::byte> memory);
+  // Where the frames lie in this process; UNSUPPORTED unless local().
+  absl::StatusOr<LocalFrames> Frames() const;
   // Gives the grant back now. Fetches after it are STALE; those in flight are cancelled first.
   absl::Status Release();
 

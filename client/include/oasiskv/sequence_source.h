@@ -25,6 +25,15 @@ struct SourceStats {
   uint64_t written_back = 0;  // decoded entries stored
 };
 
+// Heads [first_head, first_head + head_count) of a source whose frames are this host's memory. The
+// entry of block b, layer l and head h begins at
+//   memory.frames[b] + entry_offset + l * layer_stride + (h - first_head) * entry_bytes.
+struct LocalPart {
+  uint32_t first_head = 0, head_count = 0;
+  uint64_t entry_offset = 0, layer_stride = 0;
+  LocalFrames memory;  // of the prefill's blocks
+};
+
 // Thread contract: safe for concurrent use.
 //
 // What a WorkingSet draws on. Geometry is the decode rank's: its heads are counted from 0 over all
@@ -52,6 +61,10 @@ class OASISKV_EXPORT EntrySource {
   // True: fetched entries stay in this host's memory, so that an admission pulls whole layer-blocks
   // of the union instead of each head's own entries.
   virtual bool KeepsFetched() const { return false; }
+  // All heads, when all of them may be read in place; else empty.
+  virtual absl::StatusOr<std::vector<LocalPart>> LocalEntries() const {
+    return std::vector<LocalPart>();
+  }
   virtual absl::Status Health() const = 0;
   virtual SourceStats Stats() const = 0;
 };

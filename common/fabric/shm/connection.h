@@ -43,6 +43,7 @@ class ShmConnection : public Connection {
                                   MonotonicTime deadline) override;
   void FenceWriter(GrantId grant) override;
   absl::Status Health() override;
+  absl::StatusOr<LocalMemory> Local(const GrantView& grant) const override;
   Kind kind() const override { return Kind::kShm; }
   ConnectionId connection_id() const override { return id_; }
   std::string Describe() const override;

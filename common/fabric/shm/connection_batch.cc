@@ -200,6 +200,21 @@ absl::StatusOr<std::byte*> ShmConnection::MappedRun(const Run<Piece>& run) const
                                    run.bytes, run.address.offset, arena));
 }
 
+absl::StatusOr<LocalMemory> ShmConnection::Local(const GrantView& grant) const {
+  OASISKV_RETURN_IF_ERROR(CheckWord(grant));
+  LocalMemory local;
+  local.word = reinterpret_cast<const uint64_t*>(words_.data()) + grant.word_slot.value();
+  local.frames.reserve(grant.frames.size());
+  for (const FrameAddress& frame : grant.frames) {
+    OASISKV_ASSIGN_OR_RETURN(
+        std::byte * at, MappedRun(Run<ReadPiece>{.address = frame, .bytes = grant.frame_bytes}));
+    local.frames.push_back(at);
+  }
+  for (const Mapping& arena : arenas_) local.mappings.emplace_back(arena.data(), arena.size());
+  local.mappings.emplace_back(words_.data(), words_.size());
+  return local;
+}
+
 absl::Status ShmConnection::CheckWord(const GrantView& grant) const {
   const uint64_t slot = grant.word_slot.value();
   if (slot >= words_.size() / sizeof(uint64_t)) {
