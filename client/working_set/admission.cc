@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_format.h"
+#include "client/working_set/first_residents.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
@@ -71,58 +71,14 @@ class Admitter {
     return absl::OkStatus();
   }
 
-  // Sets the maps: page n - 1 - i holds choice i.
   absl::Status ChooseResidents() {
-    uint32_t k = 0;
-    const std::vector<int32_t> first = source_.FirstTopK(&k);
-    const size_t lists = size_t{geometry_.layers} * geometry_.kv_heads;
-    if (k > 0 && first.size() != lists * k) {
-      return MakeError(
-          ErrorCode::kInvalidArgument,
-          absl::StrFormat("the first top-K has %d items; %d layers x %d heads x %d "
-                          "are %d",
-                          first.size(), geometry_.layers, geometry_.kv_heads, k, lists * k));
-    }
-    std::vector<int32_t> chosen;
-    std::vector<bool> taken(complete_);
+    OASISKV_ASSIGN_OR_RETURN(const std::vector<int32_t> maps,
+                             FirstResidents(geometry_, context_.resident(), source_));
+    const size_t each = size_t{geometry_.kv_heads} * context_.resident();
     for (LayerState& state : states_) {
-      for (uint32_t h = 0; h < geometry_.kv_heads; ++h) {
-        chosen.clear();
-        if (k == 0) {
-          for (uint32_t b = complete_; b > 0 && chosen.size() < context_.resident(); --b) {
-            chosen.push_back(static_cast<int32_t>(b - 1));
-          }
-        } else {
-          const size_t at = (size_t{state.layer} * geometry_.kv_heads + h) * k;
-          OASISKV_RETURN_IF_ERROR(
-              TakeList(state.layer, h, std::span(first).subspan(at, k), &taken, &chosen));
-        }
-        int32_t* map = &state.map[size_t{h} * context_.resident()];
-        for (size_t i = 0; i < chosen.size(); ++i) map[chosen.size() - 1 - i] = chosen[i];
-      }
+      std::copy_n(maps.begin() + static_cast<ptrdiff_t>(state.layer * each), each,
+                  state.map.begin());
     }
-    return absl::OkStatus();
-  }
-
-  absl::Status TakeList(uint32_t layer, uint32_t head, std::span<const int32_t> list,
-                        std::vector<bool>* taken, std::vector<int32_t>* chosen) const {
-    const int64_t blocks = geometry_.BlocksFor(source_.token_count());
-    for (size_t i = 0; i < list.size(); ++i) {
-      const int32_t block = list[i];
-      if (block == kNoBlock) continue;
-      if (block < 0 || block >= blocks) {
-        return MakeError(ErrorCode::kOutOfRange,
-                         absl::StrFormat("first top-K, layer %d, head %d, item %d: block %d is not "
-                                         "one of the %d",
-                                         layer, head, i, block, blocks));
-      }
-      // The partly filled last block is the local one: resident anyway.
-      if (block >= static_cast<int64_t>(complete_) || (*taken)[block]) continue;
-      if (chosen->size() == context_.resident()) break;
-      (*taken)[block] = true;
-      chosen->push_back(block);
-    }
-    for (int32_t block : *chosen) (*taken)[block] = false;
     return absl::OkStatus();
   }
 

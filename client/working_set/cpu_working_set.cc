@@ -2,12 +2,12 @@
 #include "client/working_set/cpu_working_set.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "client/working_set/admission.h"
+#include "client/working_set/options.h"
 #include "client/working_set/summary.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
@@ -19,11 +19,9 @@ absl::StatusOr<std::unique_ptr<WorkingSet>> CpuWorkingSet::Create(
   OASISKV_ASSIGN_OR_RETURN(PagePool pool,
                            PagePool::Create(options.geometry, options.resident_blocks,
                                             options.max_requests, options.max_blocks));
-  // The small addend keeps 0.29 x 100 at 29, which in binary comes out below it.
-  const double cap = std::floor(options.fetch_ratio * options.resident_blocks + 1e-9);
   WorkingSetContext context{.options = options,
                             .group = options.query_heads / options.geometry.kv_heads,
-                            .cap = static_cast<uint32_t>(cap),
+                            .cap = FetchCap(options),
                             .pool = std::move(pool)};
   return std::unique_ptr<WorkingSet>(new CpuWorkingSet(std::move(context)));
 }
@@ -85,18 +83,7 @@ absl::Status CpuWorkingSet::CheckQueries(absl::string_view call, LayerIndex laye
 }
 
 absl::StatusOr<RequestSlot> CpuWorkingSet::Admit(std::shared_ptr<EntrySource> source) {
-  if (source == nullptr) {
-    return MakeError(ErrorCode::kInvalidArgument, "Admit: the source is null");
-  }
-  OASISKV_RETURN_IF_ERROR(source->geometry().CheckSame(context_.options.geometry));
-  const uint64_t tokens = source->token_count();
-  const uint64_t fits =
-      uint64_t{context_.options.max_blocks} * context_.options.geometry.block_tokens;
-  if (tokens > fits) {
-    return MakeError(ErrorCode::kCapacity,
-                     absl::StrFormat("Admit: the sequence has %d tokens; max_blocks %d holds %d",
-                                     tokens, context_.options.max_blocks, fits));
-  }
+  OASISKV_RETURN_IF_ERROR(CheckSource(context_.options, source.get()));
   const auto free = std::find_if(slots_.begin(), slots_.end(),
                                  [](const Slot& slot) { return slot.source == nullptr; });
   if (free == slots_.end()) {
