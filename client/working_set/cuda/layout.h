@@ -92,7 +92,7 @@ struct HeadSource {
 };
 
 // One page that is to hold another block.
-struct PlanItem {
+struct alignas(16) PlanItem {
   uint16_t slot = 0;
   uint16_t head = 0;
   uint16_t page = 0;
@@ -104,6 +104,9 @@ inline constexpr uint16_t kItemPromoted = 1;  // from the local page, not from a
 // Set by whoever was to bring the bytes and could not (a missing frame, a wait that timed out):
 // Commit leaves the page empty.
 inline constexpr uint16_t kItemSkipped = 2;
+// Set before Gather, where a source's bytes did not come in time: the page keeps what it holds, as
+// if the cap had refused the item.
+inline constexpr uint16_t kItemRefused = 4;
 
 // Where the items of one (row, head) stand.
 struct PlanGroup {
