@@ -1,8 +1,11 @@
 // Reads and writes over real queue pairs, and the rule that no read ever returns another's bytes.
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <random>
 
+#include "common/fabric/verbs/inventory.h"
 #include "tests/fabric/verbs_fixture.h"
 
 namespace oasiskv::fabric::verbs {
@@ -95,6 +98,35 @@ TEST_F(VerbsTransfer, BuffersThatNobodyRegisteredWorkToo) {
   EXPECT_TRUE(std::equal(source.begin(), source.begin() + 200'000, pool_.frame(9) + 100));
   EXPECT_EQ(pool_.frame(9)[99], TestPool::Pattern(9, 99));
   EXPECT_EQ(pool_.frame(9)[200'100], TestPool::Pattern(9, 200'100));
+}
+
+TEST_F(VerbsTransfer, WhatMovedDirectlyIsCountedApart) {
+  auto reader = Connect(Access::kRead);
+  std::vector<std::byte> target(2 * kFrameBytes);
+  const auto half = reader->RegisterBuffer(std::span<std::byte>(target).first(kFrameBytes));
+  ASSERT_TRUE(half.ok()) << half.status();
+  const std::vector<ReadPiece> pieces = {{{0, 0, 10'000}, target.data()},
+                                         {{1, 0, 700}, target.data() + kFrameBytes}};
+  ASSERT_EQ(reader->Read(pool_.Grant(1, Access::kRead), pieces, Soon())->Wait(), absl::OkStatus());
+  EXPECT_EQ(reader->Stats().bytes_direct, 10'000u);
+  EXPECT_EQ(reader->Stats().bytes_bounced, 700u);
+}
+
+// soft-RoCE takes no memory of other devices; what lacks is named, by the connection and the probe.
+TEST_F(VerbsTransfer, MemoryOfADeviceIsRefusedWithTheCause) {
+  auto reader = Connect(Access::kRead);
+  DeviceBuffer memory{.dmabuf_fd = pool_.fd(0), .offset = 0, .bytes = 4096, .address = 1 << 20};
+  const absl::Status refused = reader->RegisterDeviceBuffer(memory).status();
+  EXPECT_EQ(ErrorCodeOf(refused), ErrorCode::kUnsupported);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("'rxe0' registers no dma-buf memory"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr(std::strerror(EOPNOTSUPP)));
+  const auto taken = PortToTake({.device = "rxe1"});
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_THAT(std::string(taken->device_memory.message()),
+              HasSubstr("'rxe1' registers no dma-buf memory"));
+  memory.dmabuf_fd = -1;
+  EXPECT_EQ(ErrorCodeOf(reader->RegisterDeviceBuffer(memory).status()),
+            ErrorCode::kInvalidArgument);
 }
 
 TEST_F(VerbsTransfer, NeighboursAreOneRequestAcrossFrames) {

@@ -94,7 +94,8 @@ class Machine : public ::testing::Test {
                                            .gid = {},
                                            .interface = "eth1"},
                                    .reason = "index 1: the first of 1",
-                                   .max_registration_bytes = kUnlimited};
+                                   .max_registration_bytes = kUnlimited,
+                                   .device_memory = absl::OkStatus()};
     EXPECT_EQ(::inet_pton(AF_INET6, gid, taken.gid.gid.data()), 1);
     world_.verbs_port = taken;
   }
@@ -306,6 +307,19 @@ TEST_F(Machine, Gpus) {
   EXPECT_EQ(Of("gpu").health, Health::kOk);
 }
 
+TEST_F(Machine, GpuDirect) {
+  EXPECT_EQ(Of("gpudirect").health, Health::kOk);  // nothing lacks where there is no GPU
+  EXPECT_EQ(Of("gpudirect").facts["dmabuf"], false);
+  Takes("mlx5_0", "::ffff:10.0.0.1");
+  EXPECT_EQ(Of("gpudirect").facts["dmabuf"], true);
+  EXPECT_THAT(Of("gpudirect").found, HasSubstr("mlx5_0 registers"));
+  File("/proc/driver/nvidia/gpus/0000:17:00.0/information", "Model: \t NVIDIA H200\nIRQ: 1\n");
+  EXPECT_EQ(Of("gpudirect").health, Health::kOk);
+  world_.verbs_port->device_memory = MakeError(ErrorCode::kUnsupported, "no such symbol");
+  EXPECT_EQ(Of("gpudirect").health, Health::kWarn);
+  EXPECT_THAT(Of("gpudirect").found, HasSubstr("no such symbol"));
+}
+
 TEST_F(Machine, LimitsOfTheKernel) {
   File("/proc/sys/vm/max_map_count", "1000");
   EXPECT_EQ(Of("max_map_count").health, Health::kWarn);
@@ -380,7 +394,7 @@ TEST_F(Machine, TextFitsInAHundredColumnsAndJsonHasEachCheck) {
   }
   EXPECT_THAT(
       names, ::testing::ElementsAre("memory", "huge_pages", "overcommit", "dev_shm", "rdma_devices",
-                                    "rdma_choice", "locked_memory", "numa", "gpu", "ucx",
+                                    "rdma_choice", "locked_memory", "numa", "gpu", "gpudirect", "ucx",
                                     "max_map_count", "open_files", "shm_socket", "ports"));
 }
 

@@ -81,6 +81,11 @@ class VerbsConnection final : public Connection {
     OASISKV_ASSIGN_OR_RETURN(std::shared_ptr<Region> region, engine_->AddRegion(memory));
     return std::make_unique<VerbsBuffer>(engine_, std::move(region));
   }
+  absl::StatusOr<std::unique_ptr<BufferRegistration>> RegisterDeviceBuffer(
+      const DeviceBuffer& memory) override {
+    OASISKV_ASSIGN_OR_RETURN(std::shared_ptr<Region> region, engine_->AddDeviceRegion(memory));
+    return std::make_unique<VerbsBuffer>(engine_, std::move(region));
+  }
   void FenceWriter(GrantId grant) override {
     // When writes may be adrift in the network the promise cannot be given; the end of this
     // connection stands in for it.

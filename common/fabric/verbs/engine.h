@@ -59,6 +59,7 @@ class Engine {
   absl::Status Health();
   ConnectionStats Stats();
   absl::StatusOr<std::shared_ptr<Region>> AddRegion(std::span<std::byte> memory);
+  absl::StatusOr<std::shared_ptr<Region>> AddDeviceRegion(const DeviceBuffer& memory);
   void RemoveRegion(const Region* region);
 
   // A batch whose pieces were found good. Errors: why the connection is lost; STALE when the grant
@@ -110,6 +111,8 @@ class Engine {
 
   explicit Engine(const VerbsConnectOptions& options, Port port)
       : options_(options), port_(std::move(port)) {}
+
+  // ---- engine_setup.cc, with Create, Hello, Start and the regions ----
   absl::Status OpenQueues();
 
   // ---- engine_post.cc ----

@@ -1,9 +1,14 @@
 #include "common/fabric/verbs/inventory.h"
 
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/fabric/verbs/device_memory.h"
 #include "common/fabric/verbs/port.h"
 #include "common/status_macros.h"
+#include "oasiskv/error.h"
 
 namespace oasiskv::fabric::verbs {
 
@@ -17,6 +22,11 @@ absl::StatusOr<TakenPort> PortToTake(const VerbsPortOptions& options) {
   taken.gid = std::move(choice.entry);
   taken.reason = std::move(choice.reason);
   taken.max_registration_bytes = port.limits.max_mr_size;
+  const ProtectionDomain domain(::ibv_alloc_pd(port.context.get()));
+  taken.device_memory = domain != nullptr
+                            ? ProbeDeviceMemory(port, domain.get())
+                            : MakeError(ErrorCode::kUnsupported,
+                                        absl::StrCat("ibv_alloc_pd: ", std::strerror(errno)));
   return taken;
 }
 

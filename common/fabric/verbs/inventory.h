@@ -18,6 +18,8 @@ struct TakenPort {
   GidEntry gid;
   std::string reason;                   // GidChoice::reason
   uint64_t max_registration_bytes = 0;  // max_mr_size
+  // OK when memory of a GPU can be registered (GPUDirect RDMA by dma-buf), else why not.
+  absl::Status device_memory;
 };
 
 // Finds the port and its GID by the rules of ServeVerbs and closes the device again: nothing is

@@ -74,6 +74,7 @@ std::vector<Check> Examine(const World& world, const Wants& wants) {
           CheckLockedMemory(world, wants, devices),
           CheckNuma(world, wants, devices),
           CheckGpu(world, devices),
+          CheckGpuDirect(world),
           CheckUcx(world),
           CheckMapCount(world),
           CheckOpenFiles(world),

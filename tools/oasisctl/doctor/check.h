@@ -56,6 +56,7 @@ Check CheckRdmaChoice(const World& world, const Wants& wants,
                       const std::vector<RdmaDevice>& devices);
 Check CheckUcx(const World& world);
 Check CheckGpu(const World& world, const std::vector<RdmaDevice>& devices);
+Check CheckGpuDirect(const World& world);
 Check CheckShmSocket(const World& world);
 Check CheckPorts(const World& world);
 

@@ -275,4 +275,24 @@ Check CheckGpu(const World& world, const std::vector<RdmaDevice>& devices) {
   return check;
 }
 
+Check CheckGpuDirect(const World& world) {
+  Check check{.name = "gpudirect"};
+  check.why =
+      "With it the RDMA device writes entries into a GPU's memory itself (dma-buf); without, they "
+      "take the way through host memory.";
+  const bool has_gpu = !world.Names("/proc/driver/nvidia/gpus").empty();
+  const absl::Status direct = world.verbs_port.ok()
+                                  ? world.verbs_port->device_memory
+                                  : absl::Status(absl::StatusCode::kUnavailable,
+                                                 "no RDMA device to ask, see rdma_choice");
+  check.facts = {{"dmabuf", direct.ok()}, {"gpu", has_gpu}};
+  check.found = direct.ok() ? absl::StrCat(world.verbs_port->device, " registers dma-buf memory")
+                            : std::string(direct.message());
+  if (has_gpu && world.verbs_port.ok() && !direct.ok()) {
+    check.health = Health::kWarn;
+    check.mend = "see what was found: a newer rdma-core, kernel or driver of the RDMA device";
+  }
+  return check;
+}
+
 }  // namespace oasiskv::oasisctl
