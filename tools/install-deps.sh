@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs every Debian package that building, testing and the demo need, and does nothing else.
 # When all are there it needs neither root nor network. Usage: tools/install-deps.sh [--rdma] [--list]
-# --rdma adds what the tests of label rdma need: a virtual machine with soft-RoCE devices.
+# --rdma adds what the tests of label rdma need: a virtual machine with soft-RoCE devices, ib_read_bw for oasis-bench to
+# measure against (perftest), and callgrind for tests/fabric/count-instructions (valgrind).
 set -euo pipefail
 
 packages=(
@@ -18,7 +19,7 @@ packages=(
 say() { echo "install-deps: $*"; }
 fail() { say "$*" >&2; exit 1; }
 
-rdma_packages=(busybox-static ibverbs-providers iproute2 qemu-system-x86 xz-utils zstd)
+rdma_packages=(busybox-static ibverbs-providers iproute2 perftest qemu-system-x86 valgrind xz-utils zstd)
 if [[ ${1:-} == --rdma ]]; then
   packages+=("${rdma_packages[@]}")
   shift

@@ -21,6 +21,7 @@ add_executable(verbs_service_test ${CMAKE_CURRENT_LIST_DIR}/verbs_service_test.c
 target_link_libraries(verbs_service_test PRIVATE
   oasiskv_options oasiskv::session oasiskv::mini_cluster oasiskv::proto oasiskv::fabric_verbs GTest::gmock GTest::gtest)
 set_target_properties(verbs_service_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
+add_dependencies(verbs_service_test oasis-bench)
 add_custom_target(tests_rdma DEPENDS verbs_rdma_test verbs_service_test)
 add_test(NAME rdma.verbs
   COMMAND "${CMAKE_CURRENT_LIST_DIR}/in-rdma-guest" --timeout 840 -- $<TARGET_FILE:verbs_rdma_test>)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 
 namespace oasiskv::bench {
 
@@ -44,20 +45,23 @@ struct VerbsPorts {
 // fetch has, spread over as many queue pairs as the client's connection has.
 class VerbsCeiling {
  public:
-  VerbsCeiling(VerbsPorts port, uint64_t bytes, uint32_t outstanding)
-      : port_(std::move(port)), bytes_(bytes), outstanding_(outstanding) {}
+  // A run is killed when it takes `patience` longer than four times what it was made for.
+  VerbsCeiling(VerbsPorts port, uint64_t bytes, uint32_t outstanding,
+               Duration patience = std::chrono::seconds(20))
+      : port_(std::move(port)), bytes_(bytes), outstanding_(outstanding), patience_(patience) {}
 
   // GB/s of one run of about `seconds`. NOT_FOUND when ib_read_bw is not installed (Debian:
-  // perftest).
+  // perftest), DEADLINE_EXCEEDED when it hung twice.
   absl::StatusOr<double> Round(double seconds);
   const std::string& command() const { return command_; }  // of the last run
 
  private:
-  absl::StatusOr<double> RunOnce(uint64_t iterations);
+  absl::StatusOr<double> RunOnce(uint64_t iterations, Duration limit);
 
   const VerbsPorts port_;
   const uint64_t bytes_;
   const uint32_t outstanding_;
+  const Duration patience_;
   double rate_ = 0;  // MiB/s of the last run
   std::string command_;
 };

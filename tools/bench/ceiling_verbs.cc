@@ -21,6 +21,7 @@ namespace {
 constexpr int kPort = 18615;
 // As many as a verbs connection of the client has.
 constexpr uint32_t kQueuePairs = 4;
+constexpr int kAttempts = 2;
 
 // The average column, MiB/s, of the line that begins with the size:
 // #bytes #iterations BW peak[MiB/sec] BW average[MiB/sec] MsgRate[Mpps]
@@ -44,10 +45,13 @@ absl::StatusOr<double> VerbsCeiling::Round(double seconds) {
   const double per_second = rate_ * (1 << 20) / static_cast<double>(bytes_);
   const auto iterations = std::max<uint64_t>(
       5, static_cast<uint64_t>(per_second * seconds) / std::min(kQueuePairs, outstanding_));
-  // perftest has little patience with a device that drops packets and gives up then.
+  const Duration limit =
+      patience_ + std::chrono::duration_cast<Duration>(std::chrono::duration<double>(4 * seconds));
+  // perftest has little patience with a device that drops packets and gives up then; or, where the
+  // device takes its seven repetitions for "for ever", none at all and hangs.
   absl::StatusOr<double> rate;
-  for (int attempt = 0; attempt < 3 && !rate.ok(); ++attempt) {
-    rate = RunOnce(rate_ == 0 ? 20 : iterations);
+  for (int attempt = 0; attempt < kAttempts && !rate.ok(); ++attempt) {
+    rate = RunOnce(rate_ == 0 ? 20 : iterations, limit);
     if (ErrorCodeOf(rate.status()) == ErrorCode::kNotFound) break;
   }
   if (!rate.ok()) return rate.status();
@@ -55,7 +59,7 @@ absl::StatusOr<double> VerbsCeiling::Round(double seconds) {
   return rate_ * (1 << 20) / 1e9;
 }
 
-absl::StatusOr<double> VerbsCeiling::RunOnce(uint64_t iterations) {
+absl::StatusOr<double> VerbsCeiling::RunOnce(uint64_t iterations, Duration limit) {
   const uint32_t pairs = std::min(kQueuePairs, outstanding_);
   const uint32_t depth = std::max(1u, outstanding_ / pairs);
   std::vector<std::string> common = {"-F",
@@ -84,15 +88,21 @@ absl::StatusOr<double> VerbsCeiling::RunOnce(uint64_t iterations) {
   command_ = absl::StrJoin(args, " ");
   OASISKV_ASSIGN_OR_RETURN(ChildProcess server,
                            ChildProcess::Start(side(port_.daemon_device), {}, ""));
+  const MonotonicTime deadline = Clock::Real().Now() + limit;
   absl::Status last;
-  for (int attempt = 0; attempt < 100; ++attempt) {  // until the server listens
+  do {  // until the server listens; a client that comes too early ends at once
     OASISKV_ASSIGN_OR_RETURN(ChildProcess client, ChildProcess::Start(args, {}, ""));
-    absl::StatusOr<std::string> output = client.ReadAll(std::chrono::seconds(30));
+    absl::StatusOr<std::string> output = client.ReadAll(deadline - Clock::Real().Now());
     if (output.ok()) return AverageMegabytes(*output, bytes_);
     last = output.status();
-    if (ErrorCodeOf(last) == ErrorCode::kNotFound || !server.Running()) break;
+    if (ErrorCodeOf(last) == ErrorCode::kDeadlineExceeded) {
+      return MakeError(ErrorCode::kDeadlineExceeded,
+                       absl::StrCat("'", command_, "' did not end within ",
+                                    std::chrono::duration_cast<std::chrono::seconds>(limit).count(),
+                                    " s and was killed; --ceiling=false measures without it"));
+    }
     std::this_thread::sleep_for(Millis(50));
-  }
+  } while (server.Running() && Clock::Real().Now() < deadline);
   return Annotate(last, command_);
 }
 

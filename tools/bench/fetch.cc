@@ -1,6 +1,6 @@
 // fetch: random entries of a sequence much larger than the caches, in batches, against the ceiling
 // of the same run.
-#include <array>
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -39,8 +39,10 @@ absl::StatusOr<Geometry> GeometryFor(uint64_t entry_bytes) {
 }
 
 // A cycle starts every batch so many times, each time with other entries, so that caches help no
-// more than in use.
-constexpr int kStarts = 8;
+// more than in use: at least eight times, and until so many bytes were moved, since at its end the
+// way is empty for a moment, which a stream of reads that never ends (the ceiling) knows not.
+constexpr uint64_t kLeastStarts = 8, kMostStarts = 64;
+constexpr uint64_t kCycleBytes = uint64_t{32} << 20;
 
 VerbsPorts VerbsPortsOf(const TestbedOptions& testbed) {
   return {testbed.verbs_device, testbed.daemon_verbs_device, testbed.verbs_port,
@@ -51,7 +53,7 @@ VerbsPorts VerbsPortsOf(const TestbedOptions& testbed) {
 struct Slot {
   std::vector<std::byte> buffer;
   RegisteredBuffer registration;
-  std::array<std::vector<EntryRead>, kStarts> reads;  // a list for each start of a cycle
+  std::vector<std::vector<EntryRead>> reads;  // a list for each start of a cycle
   std::unique_ptr<PendingFetch> fetch;
   SteadyClock::time_point started;
 };
@@ -69,9 +71,12 @@ class FetchPoint {
         blocks_(blocks),
         options_(options),
         random_(options.seed) {
+    const uint64_t at_once = uint64_t{batch} * options.depth * geometry_.entry_bytes();
+    starts_ = std::clamp(kCycleBytes / at_once, kLeastStarts, kMostStarts);
     slots_.resize(options.depth);
     for (Slot& slot : slots_) {
       slot.buffer.resize(size_t{batch} * geometry_.entry_bytes());
+      slot.reads.resize(starts_);
       for (auto& reads : slot.reads) {
         reads.resize(batch);
         for (uint32_t i = 0; i < batch; ++i) {
@@ -189,7 +194,7 @@ class FetchPoint {
     return absl::OkStatus();
   }
 
-  // Cycles of: choose entries for `kStarts` starts of every batch (not timed); start all batches
+  // Cycles of: choose entries for `starts_` starts of every batch (not timed); start all batches
   // and, as each ends, start it again (timed); compare what the last ones brought (not timed). So
   // the clock runs only while batches are in flight.
   absl::Status Round(double seconds, RoundResult* result) {
@@ -203,11 +208,11 @@ class FetchPoint {
       const double cpu = CpuSeconds(0);
       const auto start = SteadyClock::now();
       for (Slot& slot : slots_) Start(slot, 0);
-      for (int i = 0; i < kStarts; ++i) {
+      for (size_t i = 0; i < starts_; ++i) {
         for (Slot& slot : slots_) {
           OASISKV_RETURN_IF_ERROR(Finish(slot));
           sum.bytes += slot.buffer.size();
-          if (i + 1 < kStarts) Start(slot, i + 1);
+          if (i + 1 < starts_) Start(slot, i + 1);
         }
       }
       sum.busy_seconds += Seconds(SteadyClock::now() - start);
@@ -220,10 +225,9 @@ class FetchPoint {
     return absl::OkStatus();
   }
 
-  void Start(Slot& slot, int start) {
+  void Start(Slot& slot, size_t start) {
     slot.started = SteadyClock::now();
-    slot.fetch =
-        reader_.FetchEntries(slot.reads[static_cast<size_t>(start)], reader_.DefaultDeadline());
+    slot.fetch = reader_.FetchEntries(slot.reads[start], reader_.DefaultDeadline());
   }
 
   absl::Status Finish(Slot& slot) {
@@ -245,13 +249,13 @@ class FetchPoint {
   }
 
   double MemcpyRound() {
-    std::array<std::vector<CopyPiece>, kStarts> lists;
+    std::vector<std::vector<CopyPiece>> lists(starts_);
     double seconds = 0;
     uint64_t bytes = 0;
     while (seconds < options_.seconds / options_.rounds) {
       for (Slot& slot : slots_) {
         Choose(slot);
-        for (size_t i = 0; i < kStarts; ++i) {
+        for (size_t i = 0; i < starts_; ++i) {
           lists[i].clear();
           for (const EntryRead& read : slot.reads[i]) {
             const uint64_t number = Testbed::EntryNumber(geometry_, read.block.value(),
@@ -274,6 +278,7 @@ class FetchPoint {
   const uint32_t blocks_;
   const FetchOptions& options_;
   std::mt19937_64 random_;
+  size_t starts_ = 0;
   std::vector<Slot> slots_;
   Mapping copy_;
   std::vector<double> micros_;
