@@ -15,10 +15,13 @@ enum class QueryType : uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
 // predict: scores all candidates of each (row, head) and writes the K best, best first, to
 // mem.predicted. `queries` is [row][kv_heads * group][head_dim]; row_stride in elements.
-// Candidates are the complete blocks, and the local one when it is full. Bits and order equal
-// ScoreBlocks and TopK of the cpu backend.
+// Candidates are the complete blocks, and with `full_local` the local one when it is full (a
+// prediction; Resolve and a sample of agreement take the complete ones only). Order equals that of
+// ScoreBlocks and TopK of the cpu backend, for summaries and queries of any bits. head_dim is a
+// multiple of 8; summaries are 16-byte aligned; max_blocks up to about 20,000 fit.
 LaunchError ScoreTopK(const Shape& shape, const LayerMemory& mem, const Rows& rows,
-                      const void* queries, QueryType type, int64_t row_stride, Stream stream);
+                      const void* queries, QueryType type, int64_t row_stride, Stream stream,
+                      bool full_local = true);
 
 // The same from a ready list, int32 [row][head][k] in device memory, -1 for padding; blocks that
 // are no candidates are passed over.

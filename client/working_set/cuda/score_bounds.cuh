@@ -1,0 +1,154 @@
+// Bounds of query heads against blocks, with the order of additions of client/working_set/score.h.
+//
+// A warp scores 16 blocks at a time. Thread 8 g + j has partial sums 2 j and 2 j + 1 of four of
+// them: of block 4 (i ^ (j / 2)) + g in its place i, for kHeads query heads. Because a thread's
+// places depend on j in this way, folding partial sums sends the upper half of the places and keeps
+// the lower: the thread that gets them has the same blocks there.
+#pragma once
+
+#include <cstdint>
+
+#include "client/working_set/cuda/element.cuh"
+#include "client/working_set/cuda/score_stream.cuh"
+
+namespace oasiskv::gpu {
+
+inline constexpr uint32_t kPlaces = 4;
+
+// Greater of two numbers; NaN if either is.
+__device__ inline float MaxOrNan(float a, float b) {
+  float out;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
+  return out;
+}
+
+// A summary's box, shrunk by the bound weight.
+template <bool kShrunk>
+__device__ inline void Shrink(const ScoreArgs& args, float& low, float& high) {
+  if constexpr (kShrunk) {
+    const float min = low, max = high;
+    low = __fadd_rn(__fmul_rn(args.near, min), __fmul_rn(args.far, max));
+    high = __fadd_rn(__fmul_rn(args.near, max), __fmul_rn(args.far, min));
+  }
+}
+
+// The queries of one pass in shared memory: [dim / 16][kHeads][16], zeros where there is none.
+template <uint32_t kHeads>
+__device__ inline uint32_t QueryPlace(uint32_t head, uint32_t dim) {
+  return (dim / kLanes * kHeads + head) * kLanes + dim % kLanes;
+}
+
+template <Element kElement, uint32_t kHeads, bool kShrunk>
+class Bounds {
+ public:
+  using Pair = ElementPair<kElement>;
+  using Stage = StageLayout<kElement>;
+
+  // The block that Fold leaves this thread with, of the tile's 16.
+  __device__ static uint32_t Block() {
+    return (threadIdx.x % 8 / 2) * kPlaces + threadIdx.x % 32 / 8;
+  }
+
+  __device__ void Clear() {
+#pragma unroll
+    for (uint32_t i = 0; i < kPlaces; ++i) {
+#pragma unroll
+      for (uint32_t h = 0; h < kHeads; ++h) sum_[i][h] = make_float2(0.0f, 0.0f);
+    }
+  }
+
+  // `at`: place of the stage in `shared`, a multiple of its size. `queries`: of the stage's first
+  // dimension.
+  __device__ void Add(const ScoreArgs& args, const std::byte* shared, uint32_t at,
+                      const float* queries) {
+    const uint32_t j = threadIdx.x % 8, g = threadIdx.x % 32 / 8;
+    const uint32_t mine =
+        at | (j / 2 * kPlaces + g) * 2 * kSegment | Stage::Swizzle(g) | j * 2 * Pair::kBytes;
+#pragma unroll
+    for (uint32_t u = 0; u < Stage::kUnits; ++u) {
+      float2 q[kHeads];
+#pragma unroll
+      for (uint32_t h = 0; h < kHeads; ++h) {
+        q[h] = *reinterpret_cast<const float2*>(queries + (u * kHeads + h) * kLanes + 2 * j);
+      }
+#pragma unroll
+      for (uint32_t i = 0; i < kPlaces; ++i) {
+        const std::byte* const from =
+            shared + (mine ^ (i * kPlaces * 2 * kSegment + u * Stage::kUnit));
+        float2 low = Pair::Values(*reinterpret_cast<const typename Pair::Bits*>(from));
+        float2 high = Pair::Values(*reinterpret_cast<const typename Pair::Bits*>(from + kSegment));
+        Shrink<kShrunk>(args, low.x, high.x);
+        Shrink<kShrunk>(args, low.y, high.y);
+#pragma unroll
+        for (uint32_t h = 0; h < kHeads; ++h) {
+          float2& sum = sum_[i][h];
+          sum.x = __fadd_rn(sum.x, MaxOrNan(__fmul_rn(q[h].x, low.x), __fmul_rn(q[h].x, high.x)));
+          sum.y = __fadd_rn(sum.y, MaxOrNan(__fmul_rn(q[h].y, low.y), __fmul_rn(q[h].y, high.y)));
+        }
+      }
+    }
+  }
+
+  // The sums of Block(). Called by the whole warp.
+  __device__ void Fold(float (&out)[kHeads]) {
+    FoldPlaces<2>();
+    FoldPlaces<1>();
+#pragma unroll
+    for (uint32_t h = 0; h < kHeads; ++h) {
+      const float2 sum = Plus(sum_[0][h], 1, sum_[0][h]);
+      out[h] = __fadd_rn(sum.x, sum.y);
+    }
+  }
+
+  // By the contract's own words, for a block whose fast sum is NaN: there max(a, b), which is
+  // `a > b ? a : b`, may be a number although one of the two is NaN.
+  __device__ static __noinline__ float Exact(const ScoreArgs& args, const std::byte* summary,
+                                             const float* queries, uint32_t head) {
+    using One = typename Pair::Bits;
+    float lanes[kLanes] = {};
+    for (uint32_t first = 0; first < args.head_dim; first += kLanes) {
+#pragma unroll
+      for (uint32_t i = 0; i < kLanes; i += 2) {
+        if (first + i >= args.head_dim) continue;
+        const std::byte* const from = summary + (first + i) * Pair::kBytes;
+        float2 low = Pair::Values(*reinterpret_cast<const One*>(from));
+        float2 high = Pair::Values(*reinterpret_cast<const One*>(from + args.summary_bytes / 2));
+        Shrink<kShrunk>(args, low.x, high.x);
+        Shrink<kShrunk>(args, low.y, high.y);
+        const float* const q = queries + QueryPlace<kHeads>(head, first + i);
+        const float ax = __fmul_rn(q[0], low.x), bx = __fmul_rn(q[0], high.x);
+        const float ay = __fmul_rn(q[1], low.y), by = __fmul_rn(q[1], high.y);
+        lanes[i] = __fadd_rn(lanes[i], ax > bx ? ax : bx);
+        lanes[i + 1] = __fadd_rn(lanes[i + 1], ay > by ? ay : by);
+      }
+    }
+#pragma unroll
+    for (uint32_t width = kLanes / 2; width > 0; width /= 2) {
+#pragma unroll
+      for (uint32_t i = 0; i < kLanes / 2; ++i) {
+        if (i < width) lanes[i] = __fadd_rn(lanes[i], lanes[i + width]);
+      }
+    }
+    return lanes[0];
+  }
+
+ private:
+  __device__ static float2 Plus(float2 own, uint32_t distance, float2 sent) {
+    return make_float2(__fadd_rn(own.x, __shfl_xor_sync(~0u, sent.x, distance)),
+                       __fadd_rn(own.y, __shfl_xor_sync(~0u, sent.y, distance)));
+  }
+  template <uint32_t kKept>
+  __device__ void FoldPlaces() {
+#pragma unroll
+    for (uint32_t i = 0; i < kKept; ++i) {
+#pragma unroll
+      for (uint32_t h = 0; h < kHeads; ++h) {
+        sum_[i][h] = Plus(sum_[i][h], 2 * kKept, sum_[i + kKept][h]);
+      }
+    }
+  }
+
+  float2 sum_[kPlaces][kHeads];
+};
+
+}  // namespace oasiskv::gpu
