@@ -1,9 +1,8 @@
 #include "client/working_set/stats_book.h"
 
 namespace oasiskv {
-namespace {
 
-void Accumulate(const WorkingSetStats& from, WorkingSetStats* to) {
+void AddStats(const WorkingSetStats& from, WorkingSetStats* to) {
   to->steps += from.steps;
   to->predicted += from.predicted;
   to->hit += from.hit;
@@ -21,12 +20,10 @@ void Accumulate(const WorkingSetStats& from, WorkingSetStats* to) {
   to->agreement_sum += from.agreement_sum;
 }
 
-}  // namespace
-
 void StatsBook::Add(RequestSlot slot, const WorkingSetStats& delta) {
   MutexLock lock(mutex_);
-  Accumulate(delta, &total_);
-  Accumulate(delta, &of_slot_[slot.value()]);
+  AddStats(delta, &total_);
+  AddStats(delta, &of_slot_[slot.value()]);
 }
 
 void StatsBook::Reset(RequestSlot slot) {

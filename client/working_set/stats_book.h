@@ -10,6 +10,8 @@
 
 namespace oasiskv {
 
+void AddStats(const WorkingSetStats& from, WorkingSetStats* to);
+
 // Thread contract: safe for concurrent use.
 class StatsBook {
  public:

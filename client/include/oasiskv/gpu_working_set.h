@@ -48,6 +48,8 @@ struct GpuWorkingSetOptions {
   uint32_t gather_threads = 1024;
   // Of the background streams, as cudaStreamCreateWithPriority has it (lower goes first).
   int priority = 0;
+  // False: every source must be this host's memory, and a step carries no kernels for the others.
+  bool remote_sources = true;
   // Limit of pinned memory for blocks fetched from remote sources and for decoded ones; 0: none.
   uint64_t max_host_bytes = 0;
 };
@@ -58,13 +60,15 @@ struct GpuSlotState {
   uint32_t complete = 0;      // blocks before the local one
   uint32_t local_tokens = 0;  // valid tokens of the local block
   int32_t promoted = -1;      // between select and transfer: the completed local block
-  uint32_t pad = 0;
+  uint32_t pending = 0;       // 1 between select and the end of transfer
 };
 
 // One page that is to hold another block.
 struct GpuPlanItem {
   uint16_t slot = 0, head = 0, page = 0;
-  uint16_t flags = 0;  // 1: promoted, from the local page
+  // 1: promoted, from the local page; 2: could not be brought, the page is empty; 4: late, the page
+  // keeps what it holds.
+  uint16_t flags = 0;
   int32_t block = -1;
   int32_t row = 0;
 };
@@ -105,8 +109,8 @@ struct GpuSnapshot {
   GpuSlotState state;
 };
 
-// Thread contract: one thread drives the step and captures; Admit and Leave are that thread's too.
-// Stats and Error may be called from any.
+// Thread contract: used by one thread at a time, the one that captures; Error and ClearError may be
+// called from any.
 //
 // A decode step, on one stream of the engine's ("the step stream"; all steps on the same one):
 //   SetRows(slots)                    when the batch has changed
@@ -116,7 +120,8 @@ struct GpuSnapshot {
 // nothing depends on what is on the device, so that a step can be captured in a CUDA graph (SetRows
 // stays outside; EndStep comes before the capture ends) and launched for any rows. predict, select
 // and transfer run on three streams of the working set's own; a graph joins them at its end.
-// Equal inputs give the plans of WorkingSet.
+// Equal inputs give the plans of WorkingSet. Decoded blocks stay in pinned memory of the working
+// set's own: EntrySource::WriteBack is not called.
 //
 // Errors that show on the device (a stale grant, a wait that passed its limit) come out of Error();
 // the calls themselves report wrong arguments and failed launches.
