@@ -21,10 +21,10 @@
 #include "common/mapped_memory.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
+#include "tools/bench/gpu/commands.h"
 #include "tools/bench/gpu/device_array.h"
 #include "tools/bench/gpu/event_timer.h"
 #include "tools/bench/gpu/hbm_reader.h"
-#include "tools/bench/gpu/transfer.h"
 #include "tools/bench/samples.h"
 
 ABSL_FLAG(std::vector<std::string>, gather_entry_bytes,
@@ -286,8 +286,6 @@ absl::StatusOr<Beside> RunBeside(Target& target, const gpu::GatherOptions& optio
                 .neighbour = overlapping(r, g, static_cast<double>(kHbmBytes))};
 }
 
-}  // namespace
-
 absl::Status RunGather() {
   OASISKV_ASSIGN_OR_RETURN(std::vector<uint64_t> sizes,
                            Numbers(absl::GetFlag(FLAGS_gather_entry_bytes)));
@@ -357,6 +355,15 @@ absl::Status RunGather() {
     }
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+int GatherCommand() {
+  const absl::Status status = RunGather();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "oasis-gpu-bench gather: %s\n", std::string(status.message()).c_str());
+  return ErrorCodeOf(status) == ErrorCode::kInvalidArgument ? 2 : 1;
 }
 
 }  // namespace oasiskv::bench

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <numeric>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -12,9 +13,9 @@
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
+#include "tools/bench/gpu/commands.h"
 #include "tools/bench/gpu/device_array.h"
 #include "tools/bench/gpu/event_timer.h"
-#include "tools/bench/gpu/transfer.h"
 #include "tools/bench/samples.h"
 
 ABSL_FLAG(int, select_rounds, 15, "select: replays a figure is the median of.");
@@ -70,10 +71,11 @@ absl::Status Measure(const Point& p, cudaStream_t stream) {
   OASISKV_ASSIGN_OR_RETURN(auto groups, DeviceArray<gpu::PlanGroup>::Zeroed(lists));
   OASISKV_ASSIGN_OR_RETURN(auto planned, DeviceArray<uint32_t>::Zeroed(1));
   OASISKV_ASSIGN_OR_RETURN(auto error, cuda::PinnedBuffer::Create(sizeof(gpu::ErrorWord), "error"));
-  const gpu::LayerMemory mem = {.map = d_map.data(),
-                                .stamps = stamps.data(),
-                                .predicted = d_predicted.data(),
-                                .state = state.data()};
+  gpu::LayerMemory mem;
+  mem.map = d_map.data();
+  mem.stamps = stamps.data();
+  mem.predicted = d_predicted.data();
+  mem.state = state.data();
   const gpu::Rows rows = {.slots = d_slots.data(), .count = count.data(), .max_rows = p.rows};
   const gpu::Plan plan = {.count = planned.data(),
                           .items = items.data(),
@@ -118,8 +120,6 @@ absl::Status Measure(const Point& p, cudaStream_t stream) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
 absl::Status RunSelect() {
   OASISKV_ASSIGN_OR_RETURN(cuda::Stream stream, cuda::Stream::Create(0));
   std::printf("%6s %6s %8s %6s %6s %15s %18s\n", "rows", "K", "blocks", "churn", "cap", "select us",
@@ -131,6 +131,15 @@ absl::Status RunSelect() {
     OASISKV_RETURN_IF_ERROR(Measure(point, stream.get()));
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+int SelectCommand() {
+  const absl::Status status = RunSelect();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "oasis-gpu-bench select: %s\n", std::string(status.message()).c_str());
+  return ErrorCodeOf(status) == ErrorCode::kInvalidArgument ? 2 : 1;
 }
 
 }  // namespace oasiskv::bench
