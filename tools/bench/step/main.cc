@@ -1,0 +1,162 @@
+// oasis-step-bench: a decode step on GPUs, with the working set in HBM against the whole KV in HBM,
+// under the same memory limit. See README.md for what is modelled and what is not.
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "oasiskv/error.h"
+#include "tools/bench/step/check.h"
+#include "tools/bench/step/run.h"
+#include "tools/bench/step/step_report.h"
+
+ABSL_FLAG(std::string, model, "tools/bench/step/models/qwen3-8b.json",
+          "Model file; tools/bench/step/models has some.");
+ABSL_FLAG(uint32_t, context, 16384, "Tokens of a request; a multiple of 16.");
+ABSL_FLAG(std::string, hbm, "80GiB", "HBM that weights and requests of one GPU may take.");
+ABSL_FLAG(std::string, host_bytes, "64GiB",
+          "Pinned host memory for KV, all GPUs together; requests share what it holds.");
+ABSL_FLAG(uint32_t, resident, 128, "K: resident blocks per head, layer and request.");
+ABSL_FLAG(std::vector<std::string>, ratios, std::vector<std::string>({"0.05"}),
+          "Fetch ratios of the sparse side.");
+ABSL_FLAG(std::vector<std::string>, batches, {},
+          "Batches of both sides. Empty: of each side the largest that --hbm holds.");
+ABSL_FLAG(double, churn, 17, "Blocks of the true top-K that change per head and step.");
+ABSL_FLAG(uint32_t, rounds, 5, "Rounds; figures are medians over them.");
+ABSL_FLAG(uint32_t, steps, 20, "Steps of a round.");
+ABSL_FLAG(uint32_t, warmup, 60,
+          "Steps before the rounds, which bring the residents to where they "
+          "stay.");
+ABSL_FLAG(uint32_t, gather_ctas, 4, "CTAs of the gather kernel.");
+ABSL_FLAG(uint32_t, gather_threads, 1024, "Threads of one of them.");
+ABSL_FLAG(uint32_t, devices, 1, "GPUs; each runs the same.");
+ABSL_FLAG(std::string, sides, "both", "both, dense or sparse.");
+ABSL_FLAG(bool, eager, false, "Launch kernel by kernel instead of one graph a step.");
+ABSL_FLAG(bool, check, false, "Compare the attention kernels with a reference, and end.");
+ABSL_FLAG(bool, json, false, "Print one JSON object a line instead of tables.");
+
+namespace oasiskv::bench::step {
+namespace {
+
+absl::Status Refuse(absl::string_view what) { return MakeError(ErrorCode::kInvalidArgument, what); }
+
+absl::StatusOr<uint64_t> Bytes(const std::string& text, absl::string_view flag) {
+  absl::string_view number = text;
+  double unit = 1;
+  for (const auto& [suffix, bytes] :
+       {std::pair{"GiB", 0x1p30}, {"MiB", 0x1p20}, {"GB", 1e9}, {"MB", 1e6}}) {
+    if (absl::ConsumeSuffix(&number, suffix)) {
+      unit = bytes;
+      break;
+    }
+  }
+  double value = 0;
+  if (!absl::SimpleAtod(number, &value) || !(value > 0) || value * unit > 0x1p50) {
+    return Refuse(absl::StrCat("--", flag, ": '", text, "' is no size; write it like 80GiB"));
+  }
+  return static_cast<uint64_t>(value * unit);
+}
+
+absl::StatusOr<RunOptions> OptionsFromFlags() {
+  RunOptions o;
+  OASISKV_ASSIGN_OR_RETURN(o.model, ReadModel(absl::GetFlag(FLAGS_model)));
+  OASISKV_ASSIGN_OR_RETURN(o.hbm, Bytes(absl::GetFlag(FLAGS_hbm), "hbm"));
+  OASISKV_ASSIGN_OR_RETURN(o.host_bytes, Bytes(absl::GetFlag(FLAGS_host_bytes), "host_bytes"));
+  o.context = absl::GetFlag(FLAGS_context);
+  o.resident = absl::GetFlag(FLAGS_resident);
+  if (o.context == 0 || o.context % Model::kBlockTokens != 0) {
+    return Refuse(absl::StrCat("--context=", o.context, " is no multiple of 16"));
+  }
+  if (o.resident == 0 || o.resident * Model::kBlockTokens > o.context) {
+    return Refuse(absl::StrCat("--resident=", o.resident, ": --context=", o.context, " has ",
+                               o.context / Model::kBlockTokens, " blocks"));
+  }
+  for (const std::string& text : absl::GetFlag(FLAGS_ratios)) {
+    double ratio = 0;
+    if (!absl::SimpleAtod(text, &ratio) || !(ratio >= 0) || ratio > 1) {
+      return Refuse(absl::StrCat("--ratios: '", text, "' is not between 0 and 1"));
+    }
+    o.ratios.push_back(ratio);
+  }
+  for (const std::string& text : absl::GetFlag(FLAGS_batches)) {
+    uint32_t batch = 0;
+    if (!absl::SimpleAtoi(text, &batch) || batch == 0) {
+      return Refuse(absl::StrCat("--batches: '", text, "' is no positive number"));
+    }
+    o.batches.push_back(batch);
+  }
+  o.churn = absl::GetFlag(FLAGS_churn);
+  if (!(o.churn > 0) || o.churn >= o.resident) {
+    return Refuse(
+        absl::StrCat("--churn=", o.churn, " is not between 0 and --resident=", o.resident));
+  }
+  o.rounds = absl::GetFlag(FLAGS_rounds);
+  o.steps = absl::GetFlag(FLAGS_steps);
+  o.warmup = absl::GetFlag(FLAGS_warmup);
+  o.grid = {absl::GetFlag(FLAGS_gather_ctas), absl::GetFlag(FLAGS_gather_threads)};
+  o.devices = absl::GetFlag(FLAGS_devices);
+  if (o.rounds == 0 || o.steps == 0 || o.devices == 0 || o.grid.ctas == 0) {
+    return Refuse("--rounds, --steps, --devices and --gather_ctas must be above 0");
+  }
+  if (o.grid.threads == 0 || o.grid.threads % 32 != 0 || o.grid.threads > 1024) {
+    return Refuse(
+        absl::StrCat("--gather_threads=", o.grid.threads, " is no multiple of 32 up to 1024"));
+  }
+  const std::string sides = absl::GetFlag(FLAGS_sides);
+  if (sides != "both" && sides != "dense" && sides != "sparse") {
+    return Refuse(absl::StrCat("--sides=", sides, " is none of both, dense, sparse"));
+  }
+  o.dense = sides != "sparse";
+  o.sparse = sides != "dense";
+  o.eager = absl::GetFlag(FLAGS_eager);
+  return o;
+}
+
+absl::Status Main() {
+  if (absl::GetFlag(FLAGS_check)) return CheckAttention();
+  OASISKV_ASSIGN_OR_RETURN(const RunOptions options, OptionsFromFlags());
+  OASISKV_ASSIGN_OR_RETURN(const std::vector<DeviceResults> results, Run(options));
+  const DeviceResults sum = Sum(results);
+  if (absl::GetFlag(FLAGS_json)) {
+    PrintJson(options, sum);
+  } else {
+    PrintTables(options, sum);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace oasiskv::bench::step
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage(
+      "oasis-bench step [flags], or oasis-step-bench [flags]\n"
+      "A decode step on GPUs: the working set in HBM and the KV in host memory, against the whole "
+      "KV in HBM under the same limit.\n"
+      "  --model=FILE --hbm=80GiB --ratios=0.01,0.05,1 --churn=17   the published setting\n"
+      "  --batches=8,16,32      both sides at these batches\n"
+      "  --check                the attention kernels against a reference\n"
+      "Any failure ends it with status 1, a wrong call with 2.");
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() > 1) {
+    std::fprintf(stderr, "oasis-step-bench: '%s' is no flag\n%s\n", rest[1],
+                 std::string(absl::ProgramUsageMessage()).c_str());
+    return 2;
+  }
+  oasiskv::SetLogLevel(oasiskv::LogLevel::kWarning);
+  const absl::Status status = oasiskv::bench::step::Main();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "oasis-step-bench: %s\n", std::string(status.message()).c_str());
+  return oasiskv::ErrorCodeOf(status) == oasiskv::ErrorCode::kInvalidArgument ? 2 : 1;
+}

@@ -1,0 +1,36 @@
+// The side that is measured: a working set in HBM, the whole KV in host memory.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "tools/bench/step/ceilings.h"
+#include "tools/bench/step/foreground.h"
+#include "tools/bench/step/host_pool.h"
+#include "tools/bench/step/measure.h"
+#include "tools/bench/step/model.h"
+#include "tools/bench/step/results.h"
+
+namespace oasiskv::bench::step {
+
+struct SparseOptions {
+  uint32_t context = 0, batch = 0, resident = 128, warmup = 60;
+  double ratio = 0.05;
+  float walk = 1;  // a of the queries' walk
+  GatherGrid grid;
+  RoundPlan rounds;
+  bool eager = false;
+};
+
+// Allocates, admits, measures, frees. bound_seconds is max(HBM bytes / HBM rate, link bytes /
+// gather rate) with the rates of `ceilings`.
+absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
+                                     const GemmLibrary& library,
+                                     std::shared_ptr<const HostPool> pool,
+                                     const SparseOptions& options, const Ceilings& ceilings,
+                                     cudaStream_t stream);
+
+}  // namespace oasiskv::bench::step
