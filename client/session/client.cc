@@ -61,7 +61,12 @@ absl::StatusOr<Producer> Client::Open(const ProducerSpec& spec) {
     call.lease = LeaseOf(spec.lease, core.options());
     call.connection = writer->connection_id();
     call.checksums = spec.checksums;
-    OASISKV_ASSIGN_OR_RETURN(client::GivenGrant given, session->control().Open(call, timeout));
+    auto opened = session->control().Open(call, timeout);
+    if (ErrorCodeOf(opened.status()) == ErrorCode::kPeerLost) {
+      // The daemon has ended the writer's connection, which may take this side seconds to notice.
+      session->MarkLost(std::string(opened.status().message()));
+    }
+    OASISKV_ASSIGN_OR_RETURN(client::GivenGrant given, std::move(opened));
     OASISKV_RETURN_IF_ERROR(session->VerifyGrant(given.key.id, timeout));
     auto grant = Hold(core, session, given, call.lease, client::GrantRole::kWriter);
     made = std::make_unique<Producer::Impl>(impl_->core, session, writer, std::move(grant), spec,

@@ -96,7 +96,10 @@ MiniCluster::~MiniCluster() {
   std::filesystem::remove_all(folder_, ignored);
 }
 
-std::string OasiskvdPath() { return OASISKVD_PATH; }
+std::string OasiskvdPath() {
+  const char* other = std::getenv("OASISKVD");
+  return other != nullptr ? other : OASISKVD_PATH;
+}
 std::string OasisctlPath() { return OASISCTL_PATH; }
 
 }  // namespace oasiskv::testing

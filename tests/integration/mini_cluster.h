@@ -98,7 +98,8 @@ struct ProcessResult {
 absl::StatusOr<ProcessResult> RunProcess(const std::vector<std::string>& command,
                                          Duration timeout = std::chrono::seconds(30));
 
-// Paths of the built programs.
+// Paths of the built programs. OASISKVD in the environment names another daemon, as for the Python
+// tests.
 std::string OasiskvdPath();
 std::string OasisctlPath();
 
