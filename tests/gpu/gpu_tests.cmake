@@ -9,3 +9,9 @@ oasiskv_gpu_test(gpu_select_test gpu/select_test.cc gpu/transfer_rig.cc)
 oasiskv_gpu_test(gpu_transfer_test gpu/transfer_test.cc gpu/transfer_rig.cc)
 oasiskv_gpu_test(gpu_local_block_test gpu/local_block_test.cc gpu/transfer_rig.cc)
 oasiskv_gpu_test(gpu_dense_test gpu/dense_test.cc gpu/transfer_rig.cc)
+oasiskv_gpu_test(gpu_score_test gpu/score_kernel_test.cc gpu/score_rig.cc)
+oasiskv_gpu_test(gpu_topk_test gpu/topk_kernel_test.cc gpu/score_rig.cc)
+
+oasiskv_test(NAME gpu_working_set_test LABEL gpu TIMEOUT 180
+  SOURCES gpu/gpu_working_set_test.cc gpu/gpu_faults_test.cc gpu/gpu_graph_test.cc gpu/gpu_drive.cc gpu/transfer_rig.cc
+  DEPS oasiskv::gpu_working_set)
