@@ -33,6 +33,8 @@ absl::StatusOr<DeviceBuffer> DeviceBuffer::Create(uint64_t bytes, absl::string_v
   if (error != cudaSuccess) return ToStatus(error, "cudaMalloc");
   buffer.data_ = static_cast<std::byte*>(data);
   OASISKV_CUDA_RETURN(cudaMemset(data, 0, bytes));
+  // Non-blocking streams do not wait for the one that zeroes.
+  OASISKV_CUDA_RETURN(cudaStreamSynchronize(cudaStreamLegacy));
   return buffer;
 }
 
