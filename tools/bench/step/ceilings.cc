@@ -176,6 +176,8 @@ absl::StatusOr<GatherRig> GatherRig::Create(const Model& model, const HostPool& 
     p.capacity = kItems;
     rig.plans_.push_back(p);
   }
+  // The uploads went by the legacy stream, for which other streams do not wait.
+  OASISKV_CUDA_RETURN(cudaStreamSynchronize(cudaStreamLegacy));
   return rig;
 }
 

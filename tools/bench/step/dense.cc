@@ -63,6 +63,7 @@ absl::StatusOr<std::unique_ptr<DenseSide>> DenseSide::Create(const Model& model,
       side->table_, cuda::DeviceBuffer::Create(table.size() * sizeof(int32_t), "page tables"));
   OASISKV_CUDA_RETURN(cudaMemcpy(side->table_.data(), table.data(), table.size() * sizeof(int32_t),
                                  cudaMemcpyHostToDevice));
+  OASISKV_CUDA_RETURN(cudaStreamSynchronize(cudaStreamLegacy));  // `stream` does not wait for it
   side->set_.table = side->table_.As<int32_t>();
 
   const uint64_t page = uint64_t{model.kv_heads} * model.entry_bytes();

@@ -62,6 +62,8 @@ absl::StatusOr<std::unique_ptr<LayerRig>> LayerRig::Create(const Model& model,
   s.cap = options.cap;
   OASISKV_RETURN_IF_ERROR(rig->MakeMemory());
   OASISKV_RETURN_IF_ERROR(rig->MakeSources());
+  // What was uploaded went by the legacy stream, for which `stream` does not wait.
+  OASISKV_CUDA_RETURN(cudaStreamSynchronize(cudaStreamLegacy));
   OASISKV_ASSIGN_OR_RETURN(rig->walk_, Walk::Create(1, options.rows, model.query_columns(),
                                                     options.a, options.seed, stream));
   return rig;
