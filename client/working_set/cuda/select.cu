@@ -24,11 +24,35 @@ struct Layout {
 
 __device__ bool Has(const uint32_t* bits, uint32_t i) { return (bits[i / 32] >> (i % 32)) & 1; }
 
-// All threads; a barrier follows each step.
+// Sorts n keys, a power of two from 32 up; called by all threads, which number n or 1,024. Bitonic:
+// partners within a warp meet in registers, so that few steps need a barrier.
 __device__ void Sort(uint64_t* keys, uint32_t n) {
+  const uint32_t tid = threadIdx.x;
+  if (n == blockDim.x) {
+    uint64_t key = keys[tid];
+    for (uint32_t size = 2; size <= n; size *= 2) {
+      for (uint32_t apart = size / 2; apart > 0; apart /= 2) {
+        uint64_t other;
+        if (apart < 32) {
+          other = __shfl_xor_sync(~0u, key, apart);
+        } else {
+          __syncthreads();  // what stood here has been read
+          keys[tid] = key;
+          __syncthreads();
+          other = keys[tid ^ apart];
+        }
+        const bool lower = (tid & apart) == 0, rising = (tid & size) == 0;
+        if ((lower == rising) == (other < key)) key = other;
+      }
+    }
+    __syncthreads();
+    keys[tid] = key;
+    __syncthreads();
+    return;
+  }
   for (uint32_t size = 2; size <= n; size *= 2) {
     for (uint32_t apart = size / 2; apart > 0; apart /= 2) {
-      for (uint32_t i = threadIdx.x; i < n / 2; i += blockDim.x) {
+      for (uint32_t i = tid; i < n / 2; i += blockDim.x) {
         const uint32_t low = ((i & ~(apart - 1)) << 1) | (i & (apart - 1));
         const uint32_t high = low | apart;
         const bool rising = (low & size) == 0;
@@ -50,11 +74,11 @@ __global__ void SelectKernel(Shape shape, LayerMemory mem, Rows rows, bool predi
   uint32_t* const misses = reinterpret_cast<uint32_t*>(list + shape.resident);
   uint32_t* const listed = misses + layout.list_words;  // blocks of the list
   uint32_t* const held = listed + layout.block_words;   // blocks of the map
-  __shared__ uint32_t length, has_promoted, hits, victims, first, granted;
+  __shared__ uint32_t length, first, granted;
 
   const uint32_t row = blockIdx.x / shape.kv_heads, head = blockIdx.x % shape.kv_heads;
   if (row >= ActiveRows(rows)) return;
-  const uint32_t tid = threadIdx.x, lane = tid % 32, pages = shape.resident;
+  const uint32_t tid = threadIdx.x, pages = shape.resident;
   const uint32_t slot = static_cast<uint32_t>(rows.slots[row]);
   PlanGroup* const group = &plan.groups[blockIdx.x];
 
@@ -75,7 +99,6 @@ __global__ void SelectKernel(Shape shape, LayerMemory mem, Rows rows, bool predi
 
   if (tid == 0) {
     length = predicts ? pages : 0;
-    has_promoted = hits = victims = 0;
     if (head == 0) {
       state->promoted = promoted;
       state->pending = 1;
@@ -92,18 +115,17 @@ __global__ void SelectKernel(Shape shape, LayerMemory mem, Rows rows, bool predi
       if (static_cast<uint32_t>(block) >= shape.max_blocks) atomicMin(&length, i);
     }
     __syncthreads();
-    if (promoted >= 0) {
-      for (uint32_t i = tid; i < length; i += blockDim.x) {
-        if (list[i] == promoted) has_promoted = 1;
-      }
-    }
   }
-  __syncthreads();
-  if (tid == 0 && promoted >= 0 && !has_promoted) {
-    const uint32_t at = min(length, pages - 1);
-    list[at] = promoted;
-    length = at + 1;
-    if (predicts) predicted[at] = promoted;
+  if (promoted >= 0) {
+    bool found = false;
+    for (uint32_t i = tid; i < length; i += blockDim.x) found |= list[i] == promoted;
+    found = __syncthreads_or(found) != 0;
+    if (tid == 0 && !found) {
+      const uint32_t at = min(length, pages - 1);
+      list[at] = promoted;
+      length = at + 1;
+      if (predicts) predicted[at] = promoted;
+    }
   }
   __syncthreads();
 
@@ -119,7 +141,7 @@ __global__ void SelectKernel(Shape shape, LayerMemory mem, Rows rows, bool predi
   __syncthreads();
 
   // Keys rise in the order of eviction: empty pages by page, then residents that the list lacks by
-  // stamp and page. Whole warps take part in each round, for the ballots.
+  // stamp and page.
   for (uint32_t p = tid; p < layout.sorted; p += blockDim.x) {
     uint64_t key = kNoVictim;
     if (p < pages) {
@@ -133,42 +155,35 @@ __global__ void SelectKernel(Shape shape, LayerMemory mem, Rows rows, bool predi
       }
     }
     keys[p] = key;
-    const uint32_t some = __ballot_sync(~0u, key != kNoVictim);
-    if (lane == 0) atomicAdd(&victims, __popc(some));
   }
-  for (uint32_t i = tid; i < layout.list_words * 32; i += blockDim.x) {
-    bool hit = false, miss = false;
-    if (i < listed_blocks) {
-      hit = Has(held, static_cast<uint32_t>(list[i]));
-      miss = !hit && list[i] != promoted;
-    }
-    const uint32_t hit_bits = __ballot_sync(~0u, hit), miss_bits = __ballot_sync(~0u, miss);
-    if (lane == 0) {
-      misses[i / 32] = miss_bits;
-      atomicAdd(&hits, __popc(hit_bits));
-    }
+  for (uint32_t i = tid; i < layout.list_words * 32; i += blockDim.x) {  // whole warps
+    const bool miss =
+        i < listed_blocks && list[i] != promoted && !Has(held, static_cast<uint32_t>(list[i]));
+    const uint32_t bits = __ballot_sync(~0u, miss);
+    if (tid % 32 == 0) misses[i / 32] = bits;
   }
   __syncthreads();
 
   uint32_t missing = 0;
   for (uint32_t w = 0; w < layout.list_words; ++w) missing += __popc(misses[w]);
   const uint32_t extra = promoted >= 0 ? 1 : 0;
-  const uint32_t wanted = min(min(missing, cap) + extra, victims);
+  const uint32_t wanted = min(min(missing, cap) + extra, pages);
   if (wanted > 0) Sort(keys, layout.sorted);
   if (tid == 0) {
+    // There is a victim for every miss as long as maps and lists name a block once.
     uint32_t count = wanted;
-    first = wanted > 0 ? atomicAdd(plan.count, wanted) : 0;
-    if (first > plan.capacity || plan.capacity - first < count) {
-      count = first > plan.capacity ? 0 : plan.capacity - first;
-    }
+    while (count > 0 && keys[count - 1] == kNoVictim) --count;
+    first = count > 0 ? atomicAdd(plan.count, count) : 0;
+    count = first < plan.capacity ? min(count, plan.capacity - first) : 0;
     granted = count;
     *group = PlanGroup{.first = first, .count = count};
     if (predicts && !plan.resolve) {
       SlotCounters* const of_slot = &counters[slot];
       if (head == 0) atomicAdd(&of_slot->steps, 1ull);
+      const uint32_t hits = listed_blocks - missing - extra;
+      const uint32_t from_source = count > extra ? count - extra : 0;
       atomicAdd(&of_slot->predicted, static_cast<unsigned long long>(listed_blocks));
       atomicAdd(&of_slot->hit, static_cast<unsigned long long>(hits));
-      const uint32_t from_source = count > extra ? count - extra : 0;
       atomicAdd(&of_slot->refused, static_cast<unsigned long long>(missing - from_source));
     }
   }

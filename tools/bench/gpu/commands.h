@@ -5,5 +5,7 @@ namespace oasiskv::bench {
 
 // The program's exit status.
 int ScoreCommand();
+int GatherCommand();
+int SelectCommand();
 
 }  // namespace oasiskv::bench

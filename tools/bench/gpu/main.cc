@@ -18,6 +18,10 @@ struct Command {
 constexpr Command kCommands[] = {
     {"score", "score and top-K of a layer, beside the rate at which HBM is read",
      oasiskv::bench::ScoreCommand},
+    {"select", "the delta of predictions against the residents", oasiskv::bench::SelectCommand},
+    {"gather",
+     "random entries of host memory into pages, beside the copy engine and an HBM-bound kernel",
+     oasiskv::bench::GatherCommand},
 };
 
 int Usage() {
