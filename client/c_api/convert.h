@@ -9,11 +9,15 @@
 #include "client/c_api/guard.h"
 #include "oasiskv/geometry.h"
 #include "oasiskv/selection.h"
+#include "oasiskv/working_set.h"
 
 namespace oasiskv::c_api {
 
 absl::StatusOr<Geometry> ToGeometry(const oasiskv_geometry* geometry);
 absl::StatusOr<Identity> ToIdentity(const oasiskv_identity* identity);
+
+absl::StatusOr<WorkingSetOptions> ToWorkingSetOptions(const oasiskv_working_set_options* options);
+oasiskv_working_set_stats FromStats(const WorkingSetStats& stats);
 
 inline std::string OrEmpty(const char* text) { return text == nullptr ? std::string() : text; }
 

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "oasiskv/client.h"
+#include "oasiskv/gpu_working_set.h"
 #include "oasiskv/oasiskv.h"
 #include "oasiskv/sequence_source.h"
 #include "oasiskv/working_set.h"
@@ -31,6 +32,10 @@ struct oasiskv_fetch {
 
 struct oasiskv_source {
   std::shared_ptr<oasiskv::EntrySource> source;
+};
+
+struct oasiskv_gpu_working_set {
+  std::unique_ptr<oasiskv::GpuWorkingSet> ws;
 };
 
 struct oasiskv_working_set {

@@ -60,22 +60,7 @@ int oasiskv_working_set_create(const oasiskv_working_set_options* options,
                                oasiskv_working_set** out) {
   return Guard([&]() -> absl::Status {
     if (out == nullptr) return NullArgument("out");
-    oasiskv_working_set_options in;
-    OASISKV_RETURN_IF_ERROR(ReadStruct(options, "options", in));
-    WorkingSetOptions o;
-    OASISKV_ASSIGN_OR_RETURN(o.geometry, ToGeometry(in.geometry));
-    o.query_heads = in.query_heads;
-    if (in.resident_blocks != 0) o.resident_blocks = in.resident_blocks;
-    if (in.fetch_ratio != 0) o.fetch_ratio = std::max(in.fetch_ratio, 0.0);
-    OASISKV_ASSIGN_OR_RETURN(o.mode, ToEnum(in.mode, SelectionMode::kExact, "options.mode"));
-    OASISKV_ASSIGN_OR_RETURN(o.combine,
-                             ToEnum(in.combine, GroupCombine::kNormalizedMax, "options.combine"));
-    o.bound_weight = ToBoundWeight(in.bound_weight);
-    OASISKV_ASSIGN_OR_RETURN(o.late, ToEnum(in.late, LatePolicy::kSkip, "options.late"));
-    OASISKV_ASSIGN_OR_RETURN(o.loss, ToEnum(in.loss, LossPolicy::kDegrade, "options.loss"));
-    if (in.late_deadline_ms != 0) o.late_deadline = Milliseconds(in.late_deadline_ms);
-    if (in.max_requests != 0) o.max_requests = in.max_requests;
-    if (in.max_blocks != 0) o.max_blocks = in.max_blocks;
+    OASISKV_ASSIGN_OR_RETURN(const WorkingSetOptions o, ToWorkingSetOptions(options));
     NoteFirstHandle();
     OASISKV_ASSIGN_OR_RETURN(auto ws, WorkingSet::Create(o));
     *out = new oasiskv_working_set{std::move(ws)};
@@ -190,23 +175,6 @@ int oasiskv_working_set_fetch_cap(oasiskv_working_set* ws, uint32_t* out) {
 int oasiskv_working_set_stats_get(oasiskv_working_set* ws, oasiskv_working_set_stats* out) {
   return Guard([&]() -> absl::Status {
     if (ws == nullptr) return NullArgument("ws");
-    const WorkingSetStats s = ws->ws->Stats();
-    oasiskv_working_set_stats c{};
-    c.steps = s.steps;
-    c.predicted = s.predicted;
-    c.hit = s.hit;
-    c.admitted = s.admitted;
-    c.promoted = s.promoted;
-    c.refused_by_cap = s.refused_by_cap;
-    c.late = s.late;
-    c.skipped = s.skipped;
-    c.degraded = s.degraded;
-    c.demanded = s.demanded;
-    c.bytes_moved = s.bytes_moved;
-    c.bytes_used = s.bytes_used;
-    c.admission_bytes = s.admission_bytes;
-    c.agreement_samples = s.agreement_samples;
-    c.agreement_sum = s.agreement_sum;
-    return WriteStruct(c, "out", out);
+    return WriteStruct(FromStats(ws->ws->Stats()), "out", out);
   });
 }
