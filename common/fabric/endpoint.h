@@ -61,6 +61,13 @@ struct ExportedMemory {
   uint64_t incarnation = 0;  // of the daemon; every connection's hello carries it
 };
 
+// Of a fabric that goes over several transports.
+struct TransportCount {
+  std::string transport;  // "tcp", "rc_verbs"
+  bool one_sided = false;
+  uint64_t connections = 0;  // now
+};
+
 struct EndpointStats {
   uint64_t connections = 0;  // now
   uint64_t connections_total = 0;
@@ -68,8 +75,9 @@ struct EndpointStats {
   uint64_t requests = 0;
   uint64_t requests_refused = 0;  // answered with an error
   uint64_t malformed = 0;         // not even parsable
-  uint64_t bytes_read = 0;        // served to readers (0 for shm: the daemon does not see reads)
+  uint64_t bytes_read = 0;        // served to readers (one-sided reads are not seen)
   uint64_t bytes_written = 0;
+  std::vector<TransportCount> transports;  // of ucx; those that had a connection
 };
 
 // Thread contract: safe for concurrent use.

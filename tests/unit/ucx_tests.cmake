@@ -10,3 +10,6 @@ oasiskv_test(NAME ucx_stranger_test LABEL unit
 oasiskv_test(NAME ucx_ending_test LABEL unit
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/ucx_ending_test.cc
   DEPS oasiskv::fabric_ucx)
+oasiskv_test(NAME ucx_lanes_test LABEL unit
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/ucx_lanes_test.cc
+  DEPS oasiskv::fabric_ucx)

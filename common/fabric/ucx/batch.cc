@@ -54,13 +54,14 @@ Batch::Batch(Access batch_access, std::shared_ptr<const GrantView> batch_grant,
       posted_at_(started_) {}
 
 template <typename Piece>
-absl::Status Batch::Prepare(std::span<const Piece> pieces) {
+absl::Status Batch::Prepare(std::span<const Piece> pieces, FrameSpan span) {
   absl::Status status = CheckPieces(*grant, pieces);
   if (status.ok()) {
-    RunIterator<Piece> runs(*grant, pieces, FrameSpan::kWithinFrame);
+    RunIterator<Piece> runs(*grant, pieces, span);
     Run<Piece> run;
     while (runs.Next(run)) {
-      stretches_.push_back({run.block, run.offset, run.bytes, const_cast<std::byte*>(run.local)});
+      stretches_.push_back(
+          {run.block, run.offset, run.address, run.bytes, const_cast<std::byte*>(run.local)});
     }
   }
   MutexLock lock(mutex_);
@@ -69,10 +70,19 @@ absl::Status Batch::Prepare(std::span<const Piece> pieces) {
   return status;
 }
 
-template absl::Status Batch::Prepare(std::span<const ReadPiece> pieces);
-template absl::Status Batch::Prepare(std::span<const WritePiece> pieces);
+template absl::Status Batch::Prepare(std::span<const ReadPiece> pieces, FrameSpan span);
+template absl::Status Batch::Prepare(std::span<const WritePiece> pieces, FrameSpan span);
+
+bool Batch::EnterGate() {
+  auto pass = std::make_shared<WriteGate::Pass>(ledger_->gate(), grant->id);
+  if (!*pass) return false;
+  MutexLock lock(mutex_);
+  pass_ = std::move(pass);
+  return true;
+}
 
 void Batch::End(const absl::Status& status) {
+  std::shared_ptr<WriteGate::Pass> pass;
   {
     MutexLock lock(mutex_);
     if (outcome_.has_value()) return;
@@ -81,9 +91,9 @@ void Batch::End(const absl::Status& status) {
     // Before anybody can learn of the outcome, so that whoever has it finds it counted.
     ledger_->CountEnd(status);
     ended_.store(true, std::memory_order_release);
-    if (write_started_)
-      ledger_->gate().Leave(grant->id);  // a fence that waits for it finds it ended
+    pass = std::move(pass_);
   }
+  pass.reset();  // a fence that waits for it finds it ended
   ended_changed_.NotifyAll();
 }
 
@@ -136,6 +146,21 @@ bool Batch::CopyIn(BatchCursor from, uint64_t position, std::span<const std::byt
     from.offset = 0;
   }
   return true;
+}
+
+std::shared_ptr<WriteGate::Pass> Batch::CopyOut(BatchCursor from, uint64_t bytes, std::byte* out) {
+  MutexLock lock(mutex_);
+  if (outcome_.has_value()) return nullptr;
+  while (bytes > 0) {
+    const Stretch& stretch = stretches_[from.stretch];
+    const uint64_t part = std::min(stretch.bytes - from.offset, bytes);
+    std::memcpy(out, stretch.local + from.offset, part);
+    out += part;
+    bytes -= part;
+    ++from.stretch;
+    from.offset = 0;
+  }
+  return pass_;
 }
 
 bool Batch::CopyOut(BatchCursor from, uint64_t bytes, std::vector<std::byte>& out) {

@@ -41,6 +41,7 @@ class Ledger {
 struct Stretch {
   uint32_t block = 0;
   uint32_t offset = 0;
+  FrameAddress address;  // the same place
   uint64_t bytes = 0;
   std::byte* local = nullptr;
 };
@@ -67,10 +68,12 @@ class Batch {
   const MonotonicTime deadline;
 
   // --- set up before the batch is shared ---
+  // kAcrossFrames for batches that go by addresses.
   template <typename Piece>
-  absl::Status Prepare(std::span<const Piece> pieces);
-  // The batch is a write that the gate let in: End must leave it.
-  void set_write_started() { write_started_ = true; }
+  absl::Status Prepare(std::span<const Piece> pieces, FrameSpan span);
+  // For a write: asks the gate. False when it lets no more in. The batch is inside until it ends,
+  // and as long as somebody else shares its pass.
+  bool EnterGate();
 
   // --- any thread ---
   bool ended() const { return ended_.load(std::memory_order_acquire); }
@@ -86,22 +89,25 @@ class Batch {
   bool CopyIn(BatchCursor from, uint64_t position, std::span<const std::byte> data);
   // Appends `bytes` bytes behind `from` to `out`. False: as above.
   bool CopyOut(BatchCursor from, uint64_t bytes, std::vector<std::byte>& out);
+  // To `out`, for a write that goes on after the batch ended; gives the batch's pass to be shared
+  // meanwhile. Null: as above.
+  std::shared_ptr<WriteGate::Pass> CopyOut(BatchCursor from, uint64_t bytes, std::byte* out);
   void MarkPosted();
 
   BatchCursor next;          // first byte not asked for (or not sent)
-  size_t open_requests = 0;  // asked and not answered
+  size_t open_requests = 0;  // asked and not answered; of one-sided batches, operations
   bool all_asked() const { return next.stretch == stretches_.size(); }
 
  private:
   const std::shared_ptr<Ledger> ledger_;
   const MonotonicTime started_;
   std::vector<Stretch> stretches_;
-  bool write_started_ = false;
 
   std::atomic<bool> ended_{false};
   mutable Mutex mutex_;
   CondVar ended_changed_;
   std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<WriteGate::Pass> pass_ ABSL_GUARDED_BY(mutex_);
   TransferTimes times_ ABSL_GUARDED_BY(mutex_);
   MonotonicTime prepared_at_ ABSL_GUARDED_BY(mutex_);
   MonotonicTime posted_at_ ABSL_GUARDED_BY(mutex_);

@@ -17,6 +17,8 @@ namespace {
 constexpr Duration kSpin = std::chrono::microseconds(50);
 // How often deadlines are looked at while there is other work to do.
 constexpr Duration kSweepInterval = std::chrono::milliseconds(1);
+// How often a sleeping thread looks after one-sided operations.
+constexpr Duration kLookInterval = std::chrono::milliseconds(10);
 constexpr Duration kStopTimeout = std::chrono::seconds(1);
 
 MonotonicTime Now() { return std::chrono::steady_clock::now(); }
@@ -51,8 +53,11 @@ absl::StatusOr<std::unique_ptr<Connection>> UcxConnection::Connect(
   std::unique_ptr<UcxConnection> out(new UcxConnection(options));
   OASISKV_ASSIGN_OR_RETURN(
       out->worker_,
-      Worker::Create(*out, socket_address.storage.ss_family == AF_INET6 ? Worker::Family::kIpv6
-                                                                        : Worker::Family::kIpv4));
+      Worker::Create(
+          *out,
+          socket_address.storage.ss_family == AF_INET6 ? Worker::Family::kIpv6
+                                                       : Worker::Family::kIpv4,
+          options.one_sided ? Worker::RemoteMemory::kIfDevices : Worker::RemoteMemory::kNo));
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
@@ -105,7 +110,88 @@ UcxConnection::~UcxConnection() {
   } else if (worker_ != nullptr && endpoint_ != nullptr) {
     CloseEndpoint();
   }
-  worker_.reset();  // while what its messages count in is still there
+  if (one_sided_ != nullptr) one_sided_->ReleaseKeys();
+  worker_.reset();  // while what its messages count in, and what it may write to, is still there
+}
+
+// What was sent before has been taken: greeted at last, one way or the other.
+void UcxConnection::Greeted() {
+  MutexLock lock(mutex_);
+  greeted_ = true;
+  greeted_changed_.NotifyAll();
+}
+
+// Not within UCX's calls that bring the messages. Both sides have asked UCX which lanes it chose;
+// the keys are given only when both can use them.
+bool UcxConnection::ContinueGreeting() {
+  if (failed_) return false;
+  if (welcome_.has_value()) {
+    lanes_ = worker_->LanesOf(endpoint_);
+    const bool offered = welcome_->offers_keys != 0;
+    welcome_.reset();
+    if (!offered) {
+      Greeted();
+      return true;
+    }
+    Join join;
+    joined_ = worker_->remote_memory() && lanes_.one_sided;
+    join.takes_keys = joined_ ? 1 : 0;
+    worker_->Send(endpoint_,
+                  std::make_unique<PlainMessage>(*this, join.head.id, &join, sizeof(join)),
+                  Worker::Reply::kYes);
+    if (!joined_) Greeted();
+    return true;
+  }
+  if (!keys_.has_value()) return false;
+  const absl::Status status = TakeKeys();
+  keys_.reset();
+  if (status.ok()) {
+    Greeted();
+  } else {
+    Lose(status);
+  }
+  return true;
+}
+
+absl::Status UcxConnection::TakeKeys() {
+  const auto& [keys, payload] = *keys_;
+  OASISKV_ASSIGN_OR_RETURN(
+      one_sided_, OneSided::Create(*worker_, endpoint_, keys, payload, options_.window_bytes,
+                                   ledger_, [this](const absl::Status& why) { Lose(why); }));
+  connection_ = ConnectionId(keys.connection);
+  return absl::OkStatus();
+}
+
+void UcxConnection::FenceWriter(GrantId grant) {
+  // Returns when no write of it is in flight: one-sided ones stay inside until they were flushed.
+  const bool first = ledger_->gate().Close(grant);
+  if (one_sided_ == nullptr || !first) return;
+  {
+    MutexLock lock(mutex_);
+    // What was on its way when the connection broke may still arrive: only the end of the
+    // connection, which the daemon sees, says that it does not.
+    if (!lost_.ok()) return;
+    fences_.push_back(grant);
+  }
+  worker_->Wake();
+}
+
+bool UcxConnection::SendFences() {
+  std::vector<GrantId> grants;
+  {
+    MutexLock lock(mutex_);
+    if (fences_.empty()) return false;
+    grants.swap(fences_);
+  }
+  if (failed_) return false;
+  for (const GrantId grant : grants) {
+    Fence fence;
+    fence.grant = grant.value();
+    worker_->Send(endpoint_,
+                  std::make_unique<PlainMessage>(*this, fence.head.id, &fence, sizeof(fence)),
+                  Worker::Reply::kYes);
+  }
+  return true;
 }
 
 template <typename Piece>
@@ -120,14 +206,13 @@ std::unique_ptr<Transfer> UcxConnection::Start(Access access,
   if (access == Access::kWrite && batch->grant->access != Access::kWrite) {
     status = MakeError(ErrorCode::kPermissionDenied, "a reader's grant cannot be written with");
   }
-  if (status.ok()) status = batch->Prepare(pieces);
-  if (status.ok() && access == Access::kWrite) {
-    if (ledger_->gate().Enter(batch->grant->id)) {
-      batch->set_write_started();
-    } else {
-      status =
-          MakeError(ErrorCode::kStale, "the writer was fenced: its grant was given up or lost");
-    }
+  if (status.ok()) {
+    status = batch->Prepare(
+        pieces, one_sided_ != nullptr ? FrameSpan::kAcrossFrames : FrameSpan::kWithinFrame);
+  }
+  if (status.ok() && one_sided_ != nullptr) status = one_sided_->CheckPlaces(*batch);
+  if (status.ok() && access == Access::kWrite && !batch->EnterGate()) {
+    status = MakeError(ErrorCode::kStale, "the writer was fenced: its grant was given up or lost");
   }
   if (status.ok() && !pieces.empty()) {
     status = Submit(batch);
@@ -151,21 +236,28 @@ void UcxConnection::Run() {
   MonotonicTime active_at = Now();
   MonotonicTime next_sweep = active_at;
   while (!stop_.load(std::memory_order_relaxed)) {
-    bool active = TakeSubmitted();
+    bool active = ContinueGreeting();
+    active |= TakeSubmitted();
+    active |= SendFences();
     active |= Issue();
     for (int i = 0; i < 16 && worker_->Progress(); ++i) active = true;
     if (failed_ && endpoint_ != nullptr) CloseEndpoint();
     const MonotonicTime now = Now();
     if (active) active_at = now;
-    const bool sleepy = !active && (requests_.empty() || now - active_at > kSpin);
+    const bool sleepy = !active && (idle() || now - active_at > kSpin);
     if (now >= next_deadline_ || now >= next_sweep || sleepy) {
       Sweep(now);
       next_sweep = now + kSweepInterval;
     }
-    if (sleepy) worker_->Sleep(next_deadline_);
+    if (sleepy) worker_->Sleep(std::min(next_deadline_, WakeAt(now)));
   }
   Lose(MakeError(ErrorCode::kCancelled, "the connection was closed"));
   if (endpoint_ != nullptr) CloseEndpoint();
+}
+
+// UCX does not wake a thread for every way in which one-sided operations end.
+MonotonicTime UcxConnection::WakeAt(MonotonicTime now) const {
+  return one_sided_ == nullptr || one_sided_->idle() ? MonotonicTime::max() : now + kLookInterval;
 }
 
 bool UcxConnection::TakeSubmitted() {
@@ -203,6 +295,7 @@ void UcxConnection::Lose(const absl::Status& why) {
     greeted_changed_.NotifyAll();
   }
   failed_ = true;
+  if (one_sided_ != nullptr) one_sided_->Drop();
   for (const auto& batch : submitted) batch->End(why);
   for (const auto& batch : live_) batch->End(why);
   live_.clear();
@@ -236,7 +329,8 @@ void UcxConnection::CloseEndpoint() {
   bool closed = false;
   while (true) {
     closed = closed || worker_->Closed(request);
-    if ((closed && sends_in_flight_ == 0) || Now() >= until) break;
+    const bool done = sends_in_flight_ == 0 && (one_sided_ == nullptr || one_sided_->idle());
+    if ((closed && done) || Now() >= until) break;
     worker_->Progress();
   }
 }

@@ -2,6 +2,7 @@
 // grant word decides.
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "common/fabric/ucx/client.h"
 #include "common/pause_point.h"
@@ -31,6 +32,10 @@ void UcxConnection::OnArrival(const Arrival& arrival) {
       return OnTrailer(arrival);
     case MessageId::kHelloReply:
       return OnHelloReply(arrival);
+    case MessageId::kKeys:
+      return OnKeys(arrival);
+    case MessageId::kPing:
+      return;
     default:
       return Lose(MakeError(ErrorCode::kPeerLost,
                             absl::StrCat("the daemon at ", options_.address,
@@ -47,9 +52,17 @@ void UcxConnection::OnHelloReply(const Arrival& arrival) {
                                kVersion, " of the ucx data protocol")));
   }
   if (absl::Status status = StatusOf(reply, arrival.payload); !status.ok()) return Lose(status);
-  MutexLock lock(mutex_);
-  greeted_ = true;
-  greeted_changed_.NotifyAll();
+  welcome_ = reply;
+}
+
+void UcxConnection::OnKeys(const Arrival& arrival) {
+  Keys keys;
+  if (!std::exchange(joined_, false) ||
+      !ParseHeader(arrival.header.data(), arrival.header.size(), keys)) {
+    return Lose(MakeError(ErrorCode::kPeerLost, absl::StrCat("the daemon at ", options_.address,
+                                                             " sent keys out of turn")));
+  }
+  keys_.emplace(keys, std::vector<std::byte>(arrival.payload.begin(), arrival.payload.end()));
 }
 
 void UcxConnection::OnData(const Arrival& arrival) {

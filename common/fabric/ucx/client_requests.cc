@@ -43,13 +43,11 @@ bool UcxConnection::Issue() {
   bool issued = false;
   // A batch that cannot go on (writes wait for UCX to take the copies) must not hold up the others.
   size_t held_up = 0;
-  while (held_up < asking_.size() && requests_.size() < kMaxRequests) {
-    const bool full = bytes_in_flight_ + kMinRequestBytes > options_.window_bytes;
-    if (full && bytes_in_flight_ > 0) break;
+  while (held_up < asking_.size() && !Full()) {
     std::shared_ptr<Batch> batch = std::move(asking_.front());
     asking_.pop_front();
     if (batch->ended()) continue;
-    if (IssueOne(batch)) {
+    if (one_sided_ != nullptr ? one_sided_->Issue(batch) : IssueOne(batch)) {
       issued = true;
       held_up = 0;
     } else {
@@ -63,7 +61,15 @@ bool UcxConnection::Issue() {
     }
   }
   SendReads();
+  if (one_sided_ != nullptr && one_sided_->Advance()) issued = true;
   return issued;
+}
+
+// Of messages; one-sided operations have bounds of their own.
+bool UcxConnection::Full() const {
+  if (one_sided_ != nullptr) return false;
+  const bool full = bytes_in_flight_ + kMinRequestBytes > options_.window_bytes;
+  return (full && bytes_in_flight_ > 0) || requests_.size() >= kMaxRequests;
 }
 
 bool UcxConnection::IssueOne(const std::shared_ptr<Batch>& batch) {

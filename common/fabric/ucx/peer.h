@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -52,10 +53,24 @@ class Peer {
   const std::string& address() const { return address_; }
   MonotonicTime connected_at() const { return connected_at_; }
   bool greeted() const { return greeted_; }
-  void set_greeted() { greeted_ = true; }
+  void set_greeted(Lanes lanes) {
+    greeted_ = true;
+    lanes_ = std::move(lanes);
+  }
+  // Those that UCX chose at this end, once greeted.
+  const Lanes& lanes() const { return lanes_; }
+  // Keys were offered, and not answered for yet.
+  bool offered() const { return offered_; }
+  void set_offered(bool offered) { offered_ = offered; }
+  // Zero unless it has keys.
+  ConnectionId connection() const { return connection_; }
+  void set_connection(ConnectionId connection) { connection_ = connection; }
 
   void Enqueue(std::unique_ptr<ReadJob> job);
   void SendHelloReply(const absl::Status& status, uint64_t incarnation);
+  // `payload`: what follows the head of a Keys message.
+  void SendKeys(uint32_t regions, const std::vector<std::byte>& payload);
+  void SendPing();
   void SendTrailer(uint64_t request, const absl::Status& status, uint64_t word);
   // Hands to UCX what may go now. True when the same call would do more.
   bool Pump();
@@ -94,6 +109,9 @@ class Peer {
   const MonotonicTime connected_at_;
 
   bool greeted_ = false;
+  bool offered_ = false;
+  Lanes lanes_;
+  ConnectionId connection_{0};
   bool in_ready_ = false;
   std::string broken_why_;
   std::deque<std::shared_ptr<ReadJob>> jobs_;      // not all posted yet

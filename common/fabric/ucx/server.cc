@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <ucp/api/ucp.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,16 +25,23 @@ constexpr int kMaxRounds = 64;
 // How often waiting peers are looked at, and closing ones.
 constexpr Duration kCheckInterval = std::chrono::milliseconds(100);
 constexpr Duration kCloseInterval = std::chrono::milliseconds(10);
+// How often clients that do without the daemon are asked whether they are there.
+constexpr Duration kPingInterval = std::chrono::seconds(5);
 
 MonotonicTime Now() { return std::chrono::steady_clock::now(); }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Endpoint>> Server::Start(const UcxEndpointOptions& options,
-                                                        uint64_t incarnation,
-                                                        GrantAuthority& authority) {
-  std::unique_ptr<Server> server(new Server(options, incarnation, authority));
+absl::StatusOr<std::unique_ptr<UcxEndpoint>> Server::Start(const UcxEndpointOptions& options,
+                                                           ExportedMemory memory,
+                                                           GrantAuthority& authority) {
+  std::unique_ptr<Server> server(new Server(options, std::move(memory), authority));
   OASISKV_RETURN_IF_ERROR(server->Listen());
+  if (absl::Status status = server->RegisterMemory(); !status.ok()) {
+    server->keys_.clear();
+    LogWarning("ucx", absl::StrCat("no keys are given, all clients go by messages: ",
+                                   std::string(status.message())));
+  }
   server->thread_ = std::thread([raw = server.get()] { raw->Run(); });
   return server;
 }
@@ -52,9 +60,11 @@ absl::Status Server::Listen() {
                     "the ucx fabric's data port (choose another with --ucx_port, or 0 for any)");
   }
   OASISKV_ASSIGN_OR_RETURN(
-      worker_,
-      Worker::Create(*this, socket_address.storage.ss_family == AF_INET6 ? Worker::Family::kIpv6
-                                                                         : Worker::Family::kIpv4));
+      worker_, Worker::Create(*this,
+                              socket_address.storage.ss_family == AF_INET6 ? Worker::Family::kIpv6
+                                                                           : Worker::Family::kIpv4,
+                              options_.one_sided ? Worker::RemoteMemory::kIfDevices
+                                                 : Worker::RemoteMemory::kNo));
   ucp_listener_params_t params{};
   params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
   params.sockaddr.addr = socket_address.get();
@@ -90,6 +100,11 @@ Server::~Server() {
   }
   // Whatever UCX still holds it gives back here, while the peers are there to be told.
   worker_.reset();
+  for (const Closing& closing : closing_) {
+    if (closing.peer->connection().value() != 0) {
+      authority_.ConnectionClosed(closing.peer->connection());
+    }
+  }
 }
 
 EndpointStats Server::Stats() const {
@@ -102,6 +117,10 @@ EndpointStats Server::Stats() const {
   out.malformed = counters_.malformed.load();
   out.bytes_read = counters_.bytes_read.load();
   out.bytes_written = counters_.bytes_written.load();
+  MutexLock lock(mutex_);
+  for (const auto& [transport, count] : transports_) {
+    out.transports.push_back({transport.first, transport.second, static_cast<uint64_t>(count)});
+  }
   return out;
 }
 
@@ -111,6 +130,7 @@ void Server::Run() {
   while (!stop_.load(std::memory_order_relaxed)) {
     bool active = false;
     for (int i = 0; i < 16 && worker_->Progress(); ++i) active = true;
+    BreakUnfenced();
     if (!ready_.empty()) {
       ServeReady();
       active = true;
@@ -119,6 +139,7 @@ void Server::Run() {
     const MonotonicTime now = Now();
     if (now >= next_check) {
       CheckTimeouts(now);
+      PingPeers(now);
       next_check = now + kCheckInterval;
     }
     if (active) {
@@ -141,10 +162,22 @@ void Server::Run() {
 
 MonotonicTime Server::SleepUntil(MonotonicTime now) const {
   if (!closing_.empty()) return now + kCloseInterval;
+  bool pings = false;
   for (const auto& [endpoint, peer] : peers_) {
     if (!peer->greeted() || !peer->idle()) return now + kCheckInterval;
+    pings = pings || peer->connection().value() != 0;
   }
-  return MonotonicTime::max();
+  return pings ? std::max(next_ping_, now + kCheckInterval) : MonotonicTime::max();
+}
+
+// A client whose machine is gone is noticed by what is sent to it, and by nothing else: its device
+// answers for a process that is stopped, and the daemon sees nothing of what it reads.
+void Server::PingPeers(MonotonicTime now) {
+  if (now < next_ping_) return;
+  next_ping_ = now + kPingInterval;
+  for (const auto& [endpoint, peer] : peers_) {
+    if (peer->connection().value() != 0 && !peer->broken()) peer->SendPing();
+  }
 }
 
 void Server::CheckTimeouts(MonotonicTime now) {
@@ -183,7 +216,10 @@ void Server::StartClosing(Peer* peer) {
   auto node = peers_.extract(peer->endpoint());
   if (!peer->broken()) peer->Break("the daemon stops");
   LogInfo("ucx", absl::StrCat("connection of ", peer->address(), " closed: ", peer->broken_why()));
-  if (peer->greeted()) counters_.connections.fetch_sub(1);
+  if (peer->greeted()) {
+    counters_.connections.fetch_sub(1);
+    if (!peer->offered()) CountTransport(*peer, -1);
+  }
   peer->DropJobs();
   closing_.push_back({std::move(node.mapped()), worker_->StartClose(peer->endpoint())});
 }
@@ -192,9 +228,23 @@ void Server::FinishClosing() {
   for (size_t i = 0; i < closing_.size();) {
     Closing& closing = closing_[i];
     if (!closing.closed) closing.closed = worker_->Closed(closing.request);
+    const ConnectionId connection = closing.peer->connection();
+    if (closing.closed && connection.value() != 0 && !closing.discarding) {
+      closing.request = worker_->StartDiscard();
+      closing.discarding = true;
+      closing.closed = false;
+      closing.closed = worker_->Closed(closing.request);
+    }
     if (!closing.closed || !closing.peer->idle()) {
       ++i;
       continue;
+    }
+    if (connection.value() != 0) {
+      {
+        MutexLock lock(mutex_);
+        connections_.erase(connection);
+      }
+      authority_.ConnectionClosed(connection);
     }
     std::erase(ready_, closing.peer.get());
     closing_.erase(closing_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -250,10 +300,10 @@ void Server::OnEndpointError(ucp_ep_h endpoint, absl::string_view why) {
 
 namespace oasiskv::fabric {
 
-absl::StatusOr<std::unique_ptr<Endpoint>> ServeUcx(const UcxEndpointOptions& options,
-                                                   ExportedMemory memory,
-                                                   GrantAuthority& authority) {
-  return ucx::Server::Start(options, memory.incarnation, authority);
+absl::StatusOr<std::unique_ptr<UcxEndpoint>> ServeUcx(const UcxEndpointOptions& options,
+                                                      ExportedMemory memory,
+                                                      GrantAuthority& authority) {
+  return ucx::Server::Start(options, std::move(memory), authority);
 }
 
 }  // namespace oasiskv::fabric

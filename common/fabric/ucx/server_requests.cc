@@ -45,6 +45,8 @@ void Server::OnArrival(const Arrival& arrival) {
   if (!peer.greeted()) return Malformed(&peer, arrival, "no hello came first");
   if (arrival.id == static_cast<unsigned>(MessageId::kRead)) return OnRead(peer, arrival);
   if (arrival.id == static_cast<unsigned>(MessageId::kWrite)) return OnWrite(peer, arrival);
+  if (arrival.id == static_cast<unsigned>(MessageId::kJoin)) return OnJoin(peer, arrival);
+  if (arrival.id == static_cast<unsigned>(MessageId::kFence)) return OnFence(peer, arrival);
   Malformed(&peer, arrival, "no such message goes to a daemon");
 }
 
@@ -71,7 +73,12 @@ void Server::OnHello(Peer& peer, const Arrival& arrival) {
                      hello.incarnation, ": it was restarted; describe it and attach again"));
   }
   if (status.ok()) {
-    peer.set_greeted();
+    peer.set_greeted(worker_->LanesOf(peer.endpoint()));
+    peer.set_offered(!keys_.empty() && peer.lanes().one_sided);
+    if (!peer.offered()) {
+      CountTransport(peer, 1);
+      LogTransport(peer);
+    }
     counters_.connections.fetch_add(1);
     counters_.connections_total.fetch_add(1);
   } else {
