@@ -40,6 +40,9 @@ ABSL_FLAG(int64_t, shm_allowed_gid, -1,
           "Group, a number, whose members may use the shm fabric. -1: none.");
 ABSL_FLAG(std::string, ucx_address, "127.0.0.1:7402",
           "Where the ucx fabric listens. Port 0: any free port; Describe tells which.");
+ABSL_FLAG(bool, ucx_rdma, true,
+          "Lets ucx clients on RDMA lanes read and write by themselves, with keys that reach all of "
+          "the pool, also for writing. false: the daemon checks and answers every request.");
 ABSL_FLAG(std::string, verbs_device, "",
           "RDMA device of the verbs fabric. Empty: the first with an active port.");
 ABSL_FLAG(uint32_t, verbs_port, 0,
@@ -48,7 +51,7 @@ ABSL_FLAG(uint32_t, verbs_port, 0,
 ABSL_FLAG(int64_t, verbs_gid_index, -1,
           "Entry of that port's GID table to talk with. -1: chosen, RoCE v2 and routable first.");
 ABSL_FLAG(absl::Duration, fence_timeout, absl::Seconds(5),
-          "How long a writer over verbs whose grant was revoked may take to promise that it writes "
+          "How long a writer over RDMA whose grant was revoked may take to promise that it writes "
           "no more; then its connection is ended, so that the memory can be used again.");
 ABSL_FLAG(ByteSize, pool_bytes, ByteSize{uint64_t{1} << 30},
           "Memory for frames, with KiB, MiB, GiB or TiB if you like. A multiple of --slab_bytes.");
@@ -166,6 +169,7 @@ absl::Status ReadVerbs(Options& options) {
     return Bad("verbs_port", absl::StrCat(options.verbs_port),
                "allowed are 1 to 255, and 0 for the first active one");
   }
+  options.ucx_rdma = absl::GetFlag(FLAGS_ucx_rdma);
   options.verbs_gid_index = absl::GetFlag(FLAGS_verbs_gid_index);
   if (options.verbs_gid_index < -1 || options.verbs_gid_index > 65535) {
     return Bad("verbs_gid_index", absl::StrCat(options.verbs_gid_index),
