@@ -38,6 +38,12 @@ class DeviceRun {
   DeviceResults TakeResults() { return std::move(results_); }
 
  private:
+  void Keep(SideResult result) {
+    Say(absl::StrFormat("  %.0f tokens/s, %.2f ms a step, %.3f of its bound",
+                        result.tokens_per_second.median, result.step_seconds.median * 1e3,
+                        result.bound_seconds / result.step_seconds.median));
+    results_.sides.push_back(std::move(result));
+  }
   void Say(const std::string& what) const {
     if (device_ == 0) std::fprintf(stderr, "%s\n", what.c_str());
   }
@@ -115,7 +121,7 @@ absl::Status DeviceRun::RunDenseSide() {
     OASISKV_ASSIGN_OR_RETURN(SideResult result,
                              RunDense(o_.model, *weights_, *library_, options,
                                       results_.ceilings.hbm_read, stream_.get()));
-    results_.sides.push_back(std::move(result));
+    Keep(std::move(result));
   }
   return absl::OkStatus();
 }
@@ -140,6 +146,11 @@ absl::Status DeviceRun::MakePool() {
   OASISKV_RETURN_IF_ERROR(MeasureLink(o_.model, *pool_, o_.grid,
                                       {weights_->begin(), weights_->bytes()}, stream_.get(),
                                       results_.ceilings));
+  const Ceilings& c = results_.ceilings;
+  Say(absl::StrFormat(
+      "HBM read %.0f GB/s; copy engine %.1f, gather %.1f, beside a reading kernel "
+      "%.1f",
+      c.hbm_read / 1e9, c.copy_engine / 1e9, c.gather_alone / 1e9, c.gather_beside / 1e9));
   OASISKV_ASSIGN_OR_RETURN(walk_, CalibrateChurn(o_.model, pool_, o_.resident, o_.churn,
                                                  kChurnTolerance, stream_.get()));
   results_.churn = walk_.churn;
@@ -169,7 +180,7 @@ absl::Status DeviceRun::RunSparseSide() {
                                RunSparse(o_.model, *weights_, *library_, pool_, options,
                                          results_.ceilings, stream_.get()));
       result.churn = walk_.churn;
-      results_.sides.push_back(std::move(result));
+      Keep(std::move(result));
     }
   }
   return absl::OkStatus();

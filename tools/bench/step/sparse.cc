@@ -221,8 +221,10 @@ absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
     GpuWorkingSet& ws = side->working_set();
     cap = ws.fetch_cap();
     result.weights_seconds = side->foreground().tuned_seconds();
-    OASISKV_RETURN_IF_ERROR(side->Step(nullptr));  // outside a capture: modules are loaded
-    OASISKV_CUDA_RETURN(cudaStreamSynchronize(stream));
+    // Outside a capture, so that modules are loaded. A graph's steps do not wait for the transfers
+    // of a step that was none.
+    OASISKV_RETURN_IF_ERROR(side->Step(nullptr));
+    OASISKV_CUDA_RETURN(cudaDeviceSynchronize());
     Graph graph;
     if (!options.eager) {
       OASISKV_ASSIGN_OR_RETURN(graph, Graph::Capture(stream, [&] { return side->Step(nullptr); }));
@@ -230,8 +232,10 @@ absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
     }
     const auto step = [&] { return options.eager ? side->Step(nullptr) : graph.Launch(stream); };
     for (uint32_t i = 0; i < options.warmup; ++i) OASISKV_RETURN_IF_ERROR(step());
+    OASISKV_CUDA_RETURN(cudaDeviceSynchronize());
     OASISKV_ASSIGN_OR_RETURN(const WorkingSetStats before, ws.Stats());
     OASISKV_RETURN_IF_ERROR(MeasureSteps(options.rounds, 0, stream, step, result));
+    OASISKV_CUDA_RETURN(cudaDeviceSynchronize());
     OASISKV_ASSIGN_OR_RETURN(const WorkingSetStats after, ws.Stats());
     OASISKV_RETURN_IF_ERROR(ws.Error());
 
