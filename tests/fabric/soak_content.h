@@ -13,21 +13,12 @@
 #include "absl/strings/str_split.h"
 #include "client/working_set/summary.h"
 #include "oasiskv/geometry.h"
+#include "tests/support/shapes.h"
 
 namespace oasiskv::testing {
 
 // Small entries, so that frames change hands often.
-inline Geometry SoakGeometry() {
-  Geometry g;
-  g.layers = 2;
-  g.kv_heads = 4;
-  g.head_dim = 64;
-  g.element_type = ElementType::kBFloat16;
-  g.total_kv_heads = 4;
-  return g;
-}
-
-inline Identity SoakIdentity() { return {"soak/model", "r1", "tenant"}; }
+inline Geometry SoakGeometry() { return Shape(2, 4, 64); }
 
 // Thread contract: a plain value.
 //

@@ -57,7 +57,7 @@ class Loop {
     while (!stop_) {
       ReaderSpec spec;
       spec.name = Owner{Below(kSoakSlots), 0}.Name();
-      spec.identity = SoakIdentity();
+      spec.identity = TestIdentity();
       spec.geometry = SoakGeometry();
       spec.lease = milliseconds(500 + Below(1500));
       if (Below(2) == 0) spec.wait_for_seal = milliseconds(200);
@@ -99,10 +99,10 @@ class Loop {
       absl::Status gone;
       if (Below(2) == 0) {
         Timed("release of a sequence", Now() + kRpcTimeout,
-              [&] { gone = client_.ReleaseSequences({owner.Name()}, SoakIdentity()).status(); });
+              [&] { gone = client_.ReleaseSequences({owner.Name()}, TestIdentity()).status(); });
       } else {
         Timed("abort", Now() + kRpcTimeout,
-              [&] { gone = client_.Abort(owner.Name(), SoakIdentity(), "soak").status(); });
+              [&] { gone = client_.Abort(owner.Name(), TestIdentity(), "soak").status(); });
       }
       Tally::Count(tally_.releases, gone);
       Put(owner);
@@ -218,7 +218,7 @@ class Loop {
   void Put(const Owner& owner) {
     ProducerSpec spec;
     spec.name = owner.Name();
-    spec.identity = SoakIdentity();
+    spec.identity = TestIdentity();
     spec.geometry = SoakGeometry();
     spec.blocks = 8 + Below(17);
     spec.lease = milliseconds(500 + Below(1500));

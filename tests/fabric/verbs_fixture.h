@@ -21,19 +21,17 @@
 #include "common/fabric/verbs/port.h"
 #include "common/pause_point.h"
 #include "tests/fabric/verbs_pool.h"
+#include "tests/integration/eventually.h"
 
 namespace oasiskv::fabric::verbs {
 
 inline MonotonicTime In(int64_t millis) { return Clock::Real().Now() + Millis(millis); }
 inline MonotonicTime Soon() { return In(120'000); }
 
-inline bool Eventually(const std::function<bool()>& condition) {
-  const MonotonicTime give_up = In(60'000);
-  while (!condition()) {
-    if (Clock::Real().Now() > give_up) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return true;
+// Devices and processors are emulated.
+template <typename Condition>
+bool Eventually(Condition condition) {
+  return ::oasiskv::testing::Eventually(condition, std::chrono::seconds(60));
 }
 
 inline bool HaveDevices() {

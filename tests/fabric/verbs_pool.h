@@ -16,6 +16,7 @@
 #include "common/mapped_memory.h"
 #include "common/mutex.h"
 #include "oasiskv/error.h"
+#include "tests/support/recording_authority.h"
 
 namespace oasiskv::fabric::verbs {
 
@@ -93,37 +94,6 @@ class TestPool {
   }
   std::vector<UniqueFd> fds_;
   std::vector<Mapping> maps_;
-};
-
-// Thread contract: safe for concurrent use.
-class RecordingAuthority : public GrantAuthority {
- public:
-  absl::StatusOr<PinnedRanges> Authorize(GrantId, Epoch, Access,
-                                         std::span<const RemoteRange>) override {
-    return MakeError(ErrorCode::kInternal, "verbs asks for no authorization");
-  }
-  uint64_t GrantWord(GrantId) const override { return 0; }
-  void WriterFenced(ConnectionId connection, GrantId grant) override {
-    MutexLock lock(mutex_);
-    fenced_.emplace_back(connection, grant);
-  }
-  void ConnectionClosed(ConnectionId connection) override {
-    MutexLock lock(mutex_);
-    closed_.push_back(connection);
-  }
-  std::vector<std::pair<ConnectionId, GrantId>> fenced() const {
-    MutexLock lock(mutex_);
-    return fenced_;
-  }
-  std::vector<ConnectionId> closed() const {
-    MutexLock lock(mutex_);
-    return closed_;
-  }
-
- private:
-  mutable Mutex mutex_;
-  std::vector<std::pair<ConnectionId, GrantId>> fenced_ ABSL_GUARDED_BY(mutex_);
-  std::vector<ConnectionId> closed_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Thread contract: as VerbsControl. Calls an endpoint of this process; tests bend what it says.

@@ -1,12 +1,12 @@
 // The whole way over verbs: a daemon process on rxe1, the client library on rxe0.
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstring>
+#include <cstdio>
+#include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/fabric/verbs/verbs.h"
@@ -15,15 +15,13 @@
 #include "oasiskv/v1/admin.pb.h"
 #include "oasiskv/v1/kv_memory.grpc.pb.h"
 #include "tests/integration/client_fixture.h"
-
-extern char** environ;
+#include "tests/support/self_process.h"
 
 namespace oasiskv::testing {
 namespace {
 
 using std::chrono::seconds;
 
-constexpr std::byte kUntouched{0x5A};
 // Devices and processors are emulated.
 constexpr seconds kPatience{120};
 
@@ -47,12 +45,13 @@ class VerbsServiceTest : public ::testing::Test {
                         "tests/fabric/in-rdma-guest";
       }
     }
-    StartDaemon("60s");
+    StartDaemon({"--fabrics=verbs", "--fence_timeout=60s"});
   }
-  void StartDaemon(const std::string& fence_timeout) {
+  void StartDaemon(std::vector<std::string> flags) {
     cluster_.reset();
     MiniClusterOptions options;
-    options.flags = {"--fabrics=verbs", "--verbs_device=rxe1", "--fence_timeout=" + fence_timeout};
+    options.flags = std::move(flags);
+    options.flags.push_back("--verbs_device=rxe1");
     auto cluster = MiniCluster::Start(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
@@ -82,31 +81,6 @@ class VerbsServiceTest : public ::testing::Test {
   std::unique_ptr<MiniCluster> cluster_;
 };
 
-// Every attached entry, into `into`.
-std::vector<EntryRead> AllEntries(const Content& content, std::vector<std::byte>& into) {
-  const Geometry& g = content.geometry();
-  into.assign(uint64_t{content.blocks()} * g.layers * g.kv_heads * g.entry_bytes(), kUntouched);
-  std::vector<EntryRead> reads;
-  for (uint32_t b = 0; b < content.blocks(); ++b) {
-    for (uint32_t l = 0; l < g.layers; ++l) {
-      for (uint32_t h = 0; h < g.kv_heads; ++h) {
-        reads.push_back({BlockIndex(b), LayerIndex(l), HeadIndex(h),
-                         into.data() + reads.size() * g.entry_bytes()});
-      }
-    }
-  }
-  return reads;
-}
-
-void ExpectRight(const Content& content, std::span<const EntryRead> reads) {
-  for (const EntryRead& r : reads) {
-    const auto want = content.Entry(r.block.value(), r.layer.value(), r.head.value());
-    ASSERT_EQ(std::memcmp(r.into, want.data(), want.size()), 0)
-        << "block " << r.block.value() << " layer " << r.layer.value() << " head "
-        << r.head.value();
-  }
-}
-
 absl::Status Fetch(Reader& reader, std::span<const EntryRead> reads) {
   return reader.FetchEntries(reads, reader.DefaultDeadline())->Wait();
 }
@@ -135,7 +109,7 @@ TEST_F(VerbsServiceTest, PutCommitAttachFetchRelease) {
   std::vector<std::byte> into;
   const auto reads = AllEntries(content, into);
   ASSERT_OK(Fetch(*reader, reads));
-  ExpectRight(content, reads);
+  EXPECT_TRUE(AllRight(content, reads));
   EXPECT_EQ((*client)->Stats().checksums_verified, reads.size());
   EXPECT_GE((*client)->Stats().bytes_read, into.size());
   ASSERT_OK(reader->Release());
@@ -163,18 +137,18 @@ TEST_F(VerbsServiceTest, FetchesLandInRegisteredBuffersDirectly) {
   const ClientStats copied = client->Stats();
   EXPECT_EQ(copied.bytes_bounced - put.bytes_bounced, into.size());
   EXPECT_EQ(copied.bytes_direct, put.bytes_direct);
-  std::fill(into.begin(), into.end(), kUntouched);
+  std::fill(into.begin(), into.end(), kBeforeFetch);
   {
     auto buffer = client->RegisterBuffer(into);
     ASSERT_OK(buffer.status());
     EXPECT_TRUE(buffer->direct());
     ASSERT_OK(Fetch(*reader, reads));
-    ExpectRight(content, reads);
+    EXPECT_TRUE(AllRight(content, reads));
     // Unregistered while on its way: it ends as it would have.
     auto fetch = reader->FetchEntries(reads, reader->DefaultDeadline());
     *buffer = RegisteredBuffer();
     ASSERT_OK(fetch->Wait());
-    ExpectRight(content, reads);
+    EXPECT_TRUE(AllRight(content, reads));
   }
   const ClientStats direct = client->Stats();
   EXPECT_GE(direct.bytes_direct - copied.bytes_direct, into.size());
@@ -196,7 +170,7 @@ TEST_F(VerbsServiceTest, TheHostCacheIsReadIntoDirectly) {
   const auto reads = AllEntries(content, into);
   const ClientStats before = client->Stats();
   ASSERT_OK((*source)->Fetch(reads, Clock::Real().Now() + kPatience)->Wait());
-  ExpectRight(content, reads);
+  EXPECT_TRUE(AllRight(content, reads));
   const ClientStats after = client->Stats();
   EXPECT_EQ(after.bytes_direct - before.bytes_direct, into.size());
   EXPECT_EQ(after.bytes_bounced, before.bytes_bounced);
@@ -219,7 +193,7 @@ TEST_F(VerbsServiceTest, ARegisteredBufferHoldsOverAReconnect) {
   EXPECT_TRUE(buffer->direct());
   const uint64_t before = client->Stats().bytes_direct;
   ASSERT_OK(Fetch(*reader, reads));
-  ExpectRight(content, reads);
+  EXPECT_TRUE(AllRight(content, reads));
   EXPECT_EQ(client->Stats().bytes_direct - before, into.size());
 }
 
@@ -257,7 +231,7 @@ TEST_F(VerbsServiceTest, AnAbortedSequenceWhoseMemoryIsAnothersIsStale) {
   ASSERT_OK(again.status());
   const auto reads = AllEntries(other, into);
   ASSERT_OK(Fetch(*again, reads));
-  ExpectRight(other, reads);
+  EXPECT_TRUE(AllRight(other, reads));
 }
 
 TEST_F(VerbsServiceTest, WhatMayNotBeReadIsRefusedByName) {
@@ -301,7 +275,89 @@ TEST_F(VerbsServiceTest, AKilledDaemonIsLostAndItsSuccessorIsFoundAgain) {
   auto again = client->Attach(ReadSpecOf("a", content.geometry()));
   ASSERT_OK(again.status());
   ASSERT_OK(Fetch(*again, reads));
-  ExpectRight(content, reads);
+  EXPECT_TRUE(AllRight(content, reads));
+}
+
+// A daemon that serves shm would be taken for one on this host.
+TEST_F(VerbsServiceTest, AutoTakesVerbsBeforeUcxAndSaysWhy) {
+  StartDaemon({"--fabrics=ucx,verbs"});
+  ClientOptions options = OptionsFor(address());
+  options.fabric = FabricChoice::kAuto;
+  auto client = Client::Connect(options);
+  ASSERT_OK(client.status());
+  EXPECT_EQ((*client)->FabricName(), "verbs");
+  EXPECT_THAT((*client)->Describe(),
+              ::testing::AllOf(::testing::HasSubstr("verbs on rxe0"),
+                               ::testing::HasSubstr("because the daemon does not serve shm")));
+  const Content content(QwenLike(), 64, 1);
+  ASSERT_OK(Put(**client, "a", content));
+  auto reader = (*client)->Attach(ReadSpecOf("a", content.geometry()));
+  ASSERT_OK(reader.status());
+  std::vector<std::byte> into;
+  const auto reads = AllEntries(content, into);
+  ASSERT_OK(Fetch(*reader, reads));
+  EXPECT_TRUE(AllRight(content, reads));
+
+  options.verbs_device = "nosuch0";
+  auto other = Client::Connect(options);
+  ASSERT_OK(other.status());
+  EXPECT_EQ((*other)->FabricName(), "ucx");
+  EXPECT_THAT((*other)->Describe(),
+              ::testing::AllOf(::testing::HasSubstr("nosuch0"), ::testing::HasSubstr("rxe0"),
+                               ::testing::HasSubstr("rxe1")));
+}
+
+TEST_F(VerbsServiceTest, AutoStaysOnTheHostWhereItCan) {
+  StartDaemon({"--fabrics=shm,ucx,verbs"});
+  ClientOptions options = OptionsFor(address());
+  options.fabric = FabricChoice::kAuto;
+  auto client = Client::Connect(options);
+  ASSERT_OK(client.status());
+  EXPECT_EQ((*client)->FabricName(), "shm");
+}
+
+// Huge pages reserved for as long as it lives.
+class ReservedHugePages {
+ public:
+  explicit ReservedHugePages(int pages) : before_(Read()) { Write(before_ + pages); }
+  ~ReservedHugePages() { Write(before_); }
+  bool had(int pages) const { return Read() >= before_ + pages; }
+
+ private:
+  static constexpr char kFile[] = "/proc/sys/vm/nr_hugepages";
+  static int Read() {
+    int pages = 0;
+    std::ifstream(kFile) >> pages;
+    return pages;
+  }
+  static void Write(int pages) { std::ofstream(kFile) << pages; }
+  const int before_;
+};
+
+TEST_F(VerbsServiceTest, ArenasOnHugePages) {
+  constexpr int kPages = 34;  // of 2 MiB: the pool, and the table of grant words if it wants some
+  cluster_.reset();
+  const ReservedHugePages pages(kPages);
+  if (!pages.had(kPages)) GTEST_SKIP() << "needs " << kPages << " huge pages, and root to ask for";
+  ::testing::internal::CaptureStderr();
+  StartDaemon({"--fabrics=verbs", "--huge_pages=require", "--log_level=info"});
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  ASSERT_NE(cluster_, nullptr) << log;
+  EXPECT_TRUE(Capacity().huge_pages());
+  EXPECT_THAT(log, ::testing::ContainsRegex("registered 1 arenas, 0\\.06 GiB in 32 pages, for "
+                                            "readers and for writers in [0-9.]+ s"));
+  const size_t line = log.find("registered ");
+  if (line != log.npos) std::printf("%s\n", log.substr(line, log.find('\n', line) - line).c_str());
+  const Content content(QwenLike(), 256, 1);
+  auto client = Connect();
+  ASSERT_OK(Put(*client, "a", content));
+  auto reader = client->Attach(ReadSpecOf("a", content.geometry()));
+  ASSERT_OK(reader.status());
+  std::vector<std::byte> into;
+  const auto reads = AllEntries(content, into);
+  ASSERT_OK(Fetch(*reader, reads));
+  EXPECT_TRUE(AllRight(content, reads));
+  cluster_.reset();  // before the pages go
 }
 
 // Hellos that are none, the largest ones, and connections that nobody has.
@@ -330,38 +386,25 @@ TEST_F(VerbsServiceTest, GarbageInTheHelloHarmsNobody) {
 }
 
 // A process that has opened a sequence and holds its writer's grant; see HoldWriter.
-class WriterProcess {
- public:
-  explicit WriterProcess(const std::string& address) {
-    std::string self = "/proc/self/exe", flag = "--hold_writer", where = address;
-    char* const argv[] = {self.data(), flag.data(), where.data(), nullptr};
-    EXPECT_EQ(::posix_spawn(&pid_, argv[0], nullptr, nullptr, argv, environ), 0);
-  }
-  ~WriterProcess() {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  void Signal(int number) const { EXPECT_EQ(::kill(pid_, number), 0); }
-
- private:
-  pid_t pid_ = 0;
-};
+SelfProcess WriterProcess(const std::string& address) {
+  return SelfProcess({"--hold_writer", address});
+}
 
 // Its queue pairs answer nothing any more, which the daemon sees by itself.
 TEST_F(VerbsServiceTest, AKilledWriterReturnsItsMemory) {
-  const WriterProcess writer(address());
+  const SelfProcess writer = WriterProcess(address());
   ASSERT_TRUE(Eventually([&] { return Capacity().grants_writer() == 1; }, kPatience));
   EXPECT_FALSE(Idle());
-  writer.Signal(SIGKILL);
+  ASSERT_TRUE(writer.Signal(SIGKILL));
   ASSERT_TRUE(Eventually([&] { return Idle(); }, kPatience));
 }
 
 // Its device goes on answering, so that only the missing fence gives it away.
 TEST_F(VerbsServiceTest, AStoppedWriterIsDisconnectedAndItsMemoryReturns) {
-  StartDaemon("1s");
-  const WriterProcess writer(address());
+  StartDaemon({"--fabrics=verbs", "--fence_timeout=1s"});
+  const SelfProcess writer = WriterProcess(address());
   ASSERT_TRUE(Eventually([&] { return Capacity().grants_writer() == 1; }, kPatience));
-  writer.Signal(SIGSTOP);
+  ASSERT_TRUE(writer.Signal(SIGSTOP));
   ASSERT_TRUE(Eventually([&] { return Capacity().quarantined_bytes() > 0; }, kPatience));
   ASSERT_TRUE(Eventually([&] { return Idle(); }, kPatience));
 }

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,31 +18,9 @@
 #include "oasiskv/error.h"
 #include "tests/integration/eventually.h"
 #include "tests/integration/mini_cluster.h"
+#include "tests/support/shapes.h"
 
 namespace oasiskv::testing {
-
-inline Geometry QwenLike() {
-  Geometry g;
-  g.layers = 3;
-  g.kv_heads = 8;
-  g.head_dim = 64;
-  g.element_type = ElementType::kBFloat16;
-  g.total_kv_heads = 8;
-  return g;
-}
-
-inline Geometry MlaLike() {
-  Geometry g;
-  g.layers = 4;
-  g.kv_heads = 1;
-  g.head_dim = 576;
-  g.element_type = ElementType::kBFloat16;
-  g.packing = Packing::kLatent;
-  g.total_kv_heads = 1;
-  return g;
-}
-
-inline Identity TestIdentity() { return {"test/model", "r1", "tenant"}; }
 
 // The KV of one sequence's shard, a function of (seed, layer, token, the model's head, dim).
 class Content {
@@ -155,6 +134,33 @@ inline absl::Status Put(Client& client, const ProducerSpec& spec, const Content&
 }
 inline absl::Status Put(Client& client, const std::string& name, const Content& content) {
   return Put(client, SpecOf(name, content), content);
+}
+
+// What buffers hold before a fetch.
+inline constexpr std::byte kBeforeFetch{0x5A};
+
+// Every entry, into `into`.
+inline std::vector<EntryRead> AllEntries(const Content& content, std::vector<std::byte>& into) {
+  const Geometry& g = content.geometry();
+  into.assign(uint64_t{content.blocks()} * g.layers * g.kv_heads * g.entry_bytes(), kBeforeFetch);
+  std::vector<EntryRead> reads;
+  for (uint32_t b = 0; b < content.blocks(); ++b) {
+    for (uint32_t l = 0; l < g.layers; ++l) {
+      for (uint32_t h = 0; h < g.kv_heads; ++h) {
+        reads.push_back({BlockIndex(b), LayerIndex(l), HeadIndex(h),
+                         into.data() + reads.size() * g.entry_bytes()});
+      }
+    }
+  }
+  return reads;
+}
+
+inline bool AllRight(const Content& content, std::span<const EntryRead> reads) {
+  for (const EntryRead& r : reads) {
+    const auto want = content.Entry(r.block.value(), r.layer.value(), r.head.value());
+    if (std::memcmp(r.into, want.data(), want.size()) != 0) return false;
+  }
+  return true;
 }
 
 MATCHER_P(Fails, code, absl::StrCat("fails with ", std::string(ErrorCodeName(code)))) {

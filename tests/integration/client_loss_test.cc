@@ -1,7 +1,5 @@
 // Daemons that stop, die and restart under their clients, and clients that die under a daemon.
 #include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -11,39 +9,13 @@
 #include <thread>
 
 #include "tests/integration/client_fixture.h"
-
-extern char** environ;
+#include "tests/support/self_process.h"
 
 namespace oasiskv::testing {
 namespace {
 
 using ClientLossTest = ClientTest;
 INSTANTIATE_OVER_FABRICS(ClientLossTest);
-
-constexpr std::byte kUntouched{0x5A};
-
-std::vector<EntryRead> AllEntries(const Content& content, std::vector<std::byte>& into) {
-  const Geometry& g = content.geometry();
-  into.assign(uint64_t{content.blocks()} * g.layers * g.kv_heads * g.entry_bytes(), kUntouched);
-  std::vector<EntryRead> reads;
-  for (uint32_t b = 0; b < content.blocks(); ++b) {
-    for (uint32_t l = 0; l < g.layers; ++l) {
-      for (uint32_t h = 0; h < g.kv_heads; ++h) {
-        reads.push_back({BlockIndex(b), LayerIndex(l), HeadIndex(h),
-                         into.data() + reads.size() * g.entry_bytes()});
-      }
-    }
-  }
-  return reads;
-}
-
-bool AllRight(const Content& content, std::span<const EntryRead> reads) {
-  for (const EntryRead& r : reads) {
-    const auto want = content.Entry(r.block.value(), r.layer.value(), r.head.value());
-    if (std::memcmp(r.into, want.data(), want.size()) != 0) return false;
-  }
-  return true;
-}
 
 // A stop reaches a process's threads one after the other; until the last stands, the daemon may
 // still answer.
@@ -87,14 +59,14 @@ TEST_P(ClientLossTest, DaemonStoppedInMidFetch) {
     EXPECT_THAT(status, Fails(ErrorCode::kDeadlineExceeded));
     EXPECT_EQ(client->Stats().deadline_reads, 1u);
   }
-  std::fill(into.begin(), into.end(), kUntouched);
+  std::fill(into.begin(), into.end(), kBeforeFetch);
   ASSERT_OK(cluster_->daemon().Resume());
   // The answer to a later question comes after whatever was late.
   std::vector<std::byte> other;
   const std::vector<EntryRead> again = AllEntries(content, other);
   ASSERT_OK(reader.FetchEntries(again, Soon())->Wait());
   EXPECT_TRUE(AllRight(content, again));
-  EXPECT_EQ(into, std::vector<std::byte>(into.size(), kUntouched)) << "late data was written";
+  EXPECT_EQ(into, std::vector<std::byte>(into.size(), kBeforeFetch)) << "late data was written";
 }
 
 TEST_P(ClientLossTest, StoppedLongerThanTheLeaseAndContinued) {
@@ -121,7 +93,7 @@ TEST_P(ClientLossTest, StoppedLongerThanTheLeaseAndContinued) {
   std::vector<std::byte> into;
   const std::vector<EntryRead> reads = AllEntries(content, into);
   EXPECT_THAT(reader.FetchEntries(reads, Soon())->Wait(), Fails(ErrorCode::kLeaseExpired));
-  EXPECT_EQ(into, std::vector<std::byte>(into.size(), kUntouched));
+  EXPECT_EQ(into, std::vector<std::byte>(into.size(), kBeforeFetch));
   ASSERT_OK(cluster_->daemon().Resume());
   ASSERT_EVENTUALLY(reader.Health().ok());
   ASSERT_OK(reader.FetchEntries(reads, Soon())->Wait());
@@ -172,11 +144,11 @@ TEST_P(ClientLossTest, RestartMakesOldHandlesStale) {
   ASSERT_OK(cluster_->daemon().Restart());
   ASSERT_OK(Put(*client, "a", new_content));
   EXPECT_EQ(client->Stats().reconnects, 1u);
-  std::vector<std::byte> into(g.entry_bytes(), kUntouched);
+  std::vector<std::byte> into(g.entry_bytes(), kBeforeFetch);
   const EntryRead read{BlockIndex(0), LayerIndex(0), HeadIndex(0), into.data()};
   EXPECT_THAT(old_reader.FetchEntries({&read, 1}, Soon())->Wait(), Fails(ErrorCode::kStale));
   EXPECT_THAT(old_reader.Health(), Fails(ErrorCode::kStale));
-  EXPECT_EQ(into, std::vector<std::byte>(into.size(), kUntouched));
+  EXPECT_EQ(into, std::vector<std::byte>(into.size(), kBeforeFetch));
   EXPECT_THAT(old_producer.WriteTokens(LayerIndex(0), 0, 16, old_content.Keys(0, 0),
                                        old_content.Values(0, 0)),
               Fails(ErrorCode::kStale));
@@ -298,16 +270,11 @@ TEST_P(ClientLossTest, KilledClientsGrantsComeBack) {
 
   const std::string address = cluster_->daemon().addresses().control_address;
   const std::string fabric = GetParam() == FabricChoice::kShm ? "shm" : "ucx";
-  std::string self = "/proc/self/exe", flag = "--hold_grants", a = address, f = fabric;
-  char* const argv[] = {self.data(), flag.data(), a.data(), f.data(), nullptr};
-  pid_t pid = 0;
-  ASSERT_EQ(::posix_spawn(&pid, argv[0], nullptr, nullptr, argv, environ), 0);
+  SelfProcess holder({"--hold_grants", address, fabric});
   ASSERT_EVENTUALLY(Capacity().grants_reader == 95 && Capacity().grants_writer == 5);
   EXPECT_GT(Capacity().used_bytes, used);
-  ASSERT_EQ(::kill(pid, SIGKILL), 0);
-  int status = 0;
-  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
-  ASSERT_TRUE(WIFSIGNALED(status));
+  holder.Kill();
+  ASSERT_EQ(holder.exit_code(), -SIGKILL);
   ASSERT_EVENTUALLY(Capacity().grants_reader == 0 && Capacity().grants_writer == 0);
   ASSERT_EVENTUALLY(Capacity().used_bytes == used && Capacity().quarantined_bytes == 0);
   EXPECT_EQ(core.Counters().grants_expired - expired, 100u);

@@ -2,7 +2,7 @@
 foreach(suite buffer errors load loss source transfer)
   oasiskv_test(NAME client_${suite}_test LABEL integration TIMEOUT 240
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/client_${suite}_test.cc
-    DEPS oasiskv::session oasiskv::mini_cluster)
+    DEPS oasiskv::session oasiskv::mini_cluster oasiskv::test_support)
 endforeach()
 oasiskv_test(NAME c_api_test LABEL integration TIMEOUT 240
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/c_api_test.cc

@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "common/address.h"
+#include "tests/support/shapes.h"
 
 namespace oasiskv::testing {
 
@@ -83,7 +84,7 @@ Outcome ControlStubs::Release(const v1::Grant& grant) {
 Outcome ControlStubs::ReleaseSequence(const std::string& name) {
   v1::ReleaseRequest request;
   request.add_sequences(name);
-  *request.mutable_identity() = TestIdentity();
+  *request.mutable_identity() = ProtoIdentity();
   v1::ReleaseResponse response;
   return Call(*kv, &v1::KvMemory::Stub::Release, request, &response);
 }
@@ -91,7 +92,7 @@ Outcome ControlStubs::ReleaseSequence(const std::string& name) {
 Outcome ControlStubs::Abort(const std::string& name) {
   v1::AbortRequest request;
   request.set_name(name);
-  *request.mutable_identity() = TestIdentity();
+  *request.mutable_identity() = ProtoIdentity();
   v1::AbortResponse response;
   return Call(*kv, &v1::KvMemory::Stub::Abort, request, &response);
 }
@@ -125,31 +126,33 @@ Outcome ControlStubs::MakeSealed(const std::string& name, uint32_t blocks) {
   return Seal(open.grant(), uint64_t{16} * blocks);
 }
 
-v1::Geometry SmallGeometry() {
+v1::Geometry ProtoGeometry() {
+  const Geometry geometry = Shape(2, 2, 64);
   v1::Geometry out;
-  out.set_layers(2);
-  out.set_kv_heads(2);
-  out.set_head_dim(64);
-  out.set_block_tokens(16);
+  out.set_layers(geometry.layers);
+  out.set_kv_heads(geometry.kv_heads);
+  out.set_head_dim(geometry.head_dim);
+  out.set_block_tokens(geometry.block_tokens);
   out.set_element_type(v1::ELEMENT_TYPE_BFLOAT16);
   out.set_packing(v1::PACKING_KEY_THEN_VALUE);
-  out.set_total_kv_heads(2);
+  out.set_total_kv_heads(geometry.total_kv_heads);
   return out;
 }
 
-v1::Identity TestIdentity() {
+v1::Identity ProtoIdentity() {
+  const Identity identity = TestIdentity();
   v1::Identity out;
-  out.set_model("test/model");
-  out.set_revision("r1");
-  out.set_tenant("tenant");
+  out.set_model(identity.model);
+  out.set_revision(identity.revision);
+  out.set_tenant(identity.tenant);
   return out;
 }
 
 v1::OpenRequest OpenOf(const std::string& name, uint32_t blocks) {
   v1::OpenRequest out;
   out.set_name(name);
-  *out.mutable_identity() = TestIdentity();
-  *out.mutable_geometry() = SmallGeometry();
+  *out.mutable_identity() = ProtoIdentity();
+  *out.mutable_geometry() = ProtoGeometry();
   out.set_blocks(blocks);
   return out;
 }
@@ -157,8 +160,8 @@ v1::OpenRequest OpenOf(const std::string& name, uint32_t blocks) {
 v1::AttachRequest AttachOf(const std::string& name) {
   v1::AttachRequest out;
   out.set_name(name);
-  *out.mutable_identity() = TestIdentity();
-  *out.mutable_geometry() = SmallGeometry();
+  *out.mutable_identity() = ProtoIdentity();
+  *out.mutable_geometry() = ProtoGeometry();
   return out;
 }
 

@@ -63,7 +63,7 @@ struct ControlStubs {
   v1::GetCapacityResponse Capacity();
   // The status of grpc.health.v1 ("" for the daemon as a whole), UNKNOWN when the call fails.
   grpc::health::v1::HealthCheckResponse::ServingStatus Health(const std::string& service = "");
-  // Opens, commits and seals `blocks` full blocks of SmallGeometry.
+  // Opens, commits and seals `blocks` full blocks of ProtoGeometry.
   Outcome MakeSealed(const std::string& name, uint32_t blocks);
 
   std::shared_ptr<grpc::Channel> channel;
@@ -73,8 +73,8 @@ struct ControlStubs {
 };
 
 // 2 layers, 2 heads: a frame of 20 KiB.
-v1::Geometry SmallGeometry();
-v1::Identity TestIdentity();
+v1::Geometry ProtoGeometry();
+v1::Identity ProtoIdentity();  // TestIdentity
 v1::OpenRequest OpenOf(const std::string& name, uint32_t blocks);
 v1::AttachRequest AttachOf(const std::string& name);
 

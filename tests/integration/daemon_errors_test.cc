@@ -8,9 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
-#include "tests/integration/control_stubs.h"
+#include "tests/integration/control_fixture.h"
 #include "tests/integration/eventually.h"
-#include "tests/integration/mini_cluster.h"
 
 namespace oasiskv::testing {
 namespace {
@@ -18,15 +17,8 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class DaemonErrorsTest : public ::testing::Test {
+class DaemonErrorsTest : public ControlTest {
  protected:
-  void Start(std::vector<std::string> flags = {}) {
-    flags.push_back("--fabrics=shm");
-    auto cluster = MiniCluster::Start({DaemonMode::kInProcess, 1, flags});
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-    stubs_ = std::make_unique<ControlStubs>(cluster_->daemon().addresses().control_address);
-  }
   v1::Grant OpenWriter(const std::string& name, uint32_t blocks) {
     v1::OpenResponse response;
     const Outcome outcome = stubs_->Open(OpenOf(name, blocks), &response);
@@ -46,9 +38,6 @@ class DaemonErrorsTest : public ::testing::Test {
     v1::AttachResponse response;
     return stubs_->Attach(request, &response);
   }
-
-  std::unique_ptr<MiniCluster> cluster_;
-  std::unique_ptr<ControlStubs> stubs_;
 };
 
 void ExpectError(const Outcome& outcome, ErrorCode code, grpc::StatusCode canonical) {
@@ -232,7 +221,7 @@ TEST_F(DaemonErrorsTest, AnAbortsReasonIsInTheLogOnOneLine) {
   OpenWriter("a", 1);
   v1::AbortRequest request;
   request.set_name("a");
-  *request.mutable_identity() = TestIdentity();
+  *request.mutable_identity() = ProtoIdentity();
   request.set_reason("prefill failed\nfor want of memory");
   v1::AbortResponse response;
   const LogLevel level = GetLogLevel();

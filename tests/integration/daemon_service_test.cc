@@ -12,9 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/pause_point.h"
 #include "server/options/options.h"
-#include "tests/integration/control_stubs.h"
+#include "tests/integration/control_fixture.h"
 #include "tests/integration/eventually.h"
-#include "tests/integration/mini_cluster.h"
 
 namespace oasiskv::testing {
 namespace {
@@ -22,20 +21,7 @@ namespace {
 namespace health = grpc::health::v1;
 using ::testing::HasSubstr;
 
-class DaemonServiceTest : public ::testing::Test {
- protected:
-  void Start(std::vector<std::string> flags = {}) {
-    flags.push_back("--fabrics=shm");
-    auto cluster = MiniCluster::Start({DaemonMode::kInProcess, 1, flags});
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-    stubs_ = std::make_unique<ControlStubs>(cluster_->daemon().addresses().control_address);
-  }
-  void TearDown() override { EXPECT_EQ(PausePoints::Waiting(), 0); }
-
-  std::unique_ptr<MiniCluster> cluster_;
-  std::unique_ptr<ControlStubs> stubs_;
-};
+using DaemonServiceTest = ControlTest;
 
 // Attach calls that run without a thread of the test's own.
 class AsyncAttaches {

@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "oasiskv/error.h"
 #include "server/core/kv_core.h"
+#include "tests/support/shapes.h"
 
 namespace oasiskv::server {
 
@@ -22,16 +23,8 @@ class CoreFixture : public ::testing::Test {
  protected:
   // Frames of 8,192 bytes: 2 layers x 2 heads x 16 tokens x 28 elements of 2 bytes and the
   // summaries.
-  static Geometry SmallGeometry() {
-    Geometry g;
-    g.layers = 2;
-    g.kv_heads = 2;
-    g.head_dim = 28;
-    g.element_type = ElementType::kBFloat16;
-    g.total_kv_heads = 2;
-    return g;
-  }
-  static Identity Me() { return {"model", "rev", "tenant"}; }
+  static Geometry SmallGeometry() { return testing::Shape(2, 2, 28); }
+  static Identity Me() { return testing::TestIdentity(); }
 
   // 64 slabs of 64 KiB: 512 small frames.
   static CoreOptions SmallOptions() {

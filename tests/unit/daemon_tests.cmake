@@ -4,3 +4,6 @@ oasiskv_test(NAME address_test LABEL unit
 oasiskv_test(NAME options_test LABEL unit
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/options_test.cc
   DEPS oasiskv::server_options)
+oasiskv_test(NAME slow_calls_test LABEL unit
+  SOURCES ${CMAKE_CURRENT_LIST_DIR}/slow_calls_test.cc
+  DEPS oasiskv::service)

@@ -27,6 +27,8 @@
 #include "common/mutex.h"
 #include "common/pause_point.h"
 #include "oasiskv/error.h"
+#include "tests/integration/eventually.h"
+#include "tests/support/recording_authority.h"
 
 namespace oasiskv::fabric::shm {
 
@@ -38,15 +40,7 @@ constexpr uint64_t kIncarnation = 0x1234'5678'9abc'def0;
 
 inline MonotonicTime Soon() { return Clock::Real().Now() + std::chrono::seconds(60); }
 
-// Waits for a condition, half a minute at most; EXPECT_TRUE(Eventually(...)).
-inline bool Eventually(const std::function<bool()>& condition) {
-  const auto give_up = Clock::Real().Now() + std::chrono::seconds(30);
-  while (!condition()) {
-    if (Clock::Real().Now() > give_up) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
+using ::oasiskv::testing::Eventually;
 
 // Thread contract: set up by one thread; words may be changed by any.
 class TestPool {
@@ -107,37 +101,6 @@ class TestPool {
   std::vector<Mapping> arenas_;
   UniqueFd words_fd_;
   Mapping words_;
-};
-
-// Thread contract: safe for concurrent use.
-class RecordingAuthority : public GrantAuthority {
- public:
-  absl::StatusOr<PinnedRanges> Authorize(GrantId, Epoch, Access,
-                                         std::span<const RemoteRange>) override {
-    return MakeError(ErrorCode::kInternal, "shm asks for no authorization");
-  }
-  uint64_t GrantWord(GrantId) const override { return 0; }
-  void WriterFenced(ConnectionId connection, GrantId grant) override {
-    MutexLock lock(mutex_);
-    fenced_.emplace_back(connection, grant);
-  }
-  void ConnectionClosed(ConnectionId connection) override {
-    MutexLock lock(mutex_);
-    closed_.push_back(connection);
-  }
-  std::vector<std::pair<ConnectionId, GrantId>> fenced() const {
-    MutexLock lock(mutex_);
-    return fenced_;
-  }
-  std::vector<ConnectionId> closed() const {
-    MutexLock lock(mutex_);
-    return closed_;
-  }
-
- private:
-  mutable Mutex mutex_;
-  std::vector<std::pair<ConnectionId, GrantId>> fenced_ ABSL_GUARDED_BY(mutex_);
-  std::vector<ConnectionId> closed_ ABSL_GUARDED_BY(mutex_);
 };
 
 // A folder of its own, which other users may enter, for the socket.

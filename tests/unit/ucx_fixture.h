@@ -20,6 +20,7 @@
 #include "common/mutex.h"
 #include "common/pause_point.h"
 #include "oasiskv/error.h"
+#include "tests/integration/eventually.h"
 
 namespace oasiskv::fabric::ucx {
 
@@ -29,15 +30,7 @@ constexpr uint64_t kIncarnation = 77;
 
 inline MonotonicTime In(int64_t millis) { return Clock::Real().Now() + Millis(millis); }
 
-// Waits for a condition, half a minute at most; EXPECT_TRUE(Eventually(...)).
-inline bool Eventually(const std::function<bool()>& condition) {
-  const MonotonicTime give_up = In(30'000);
-  while (!condition()) {
-    if (Clock::Real().Now() > give_up) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
+using ::oasiskv::testing::Eventually;
 
 inline std::byte Pattern(uint32_t block, uint64_t at) {
   return static_cast<std::byte>((at * 31 + (at >> 8) * 7 + (at >> 16) * 131 + block * 17) & 0xff);
