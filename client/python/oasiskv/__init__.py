@@ -12,7 +12,9 @@ with the buffer interface or a raw address (int) is taken as well.
 from oasiskv.client import Buffer, Client, Fabric
 from oasiskv.errors import *  # noqa: F401,F403 - one class per error code
 from oasiskv.errors import OasisError
+from oasiskv.device import DeviceArray
 from oasiskv.geometry import Combine, ElementType, Geometry, Identity, Packing
+from oasiskv.gpu_working_set import GpuPages, GpuWorkingSet, Miss, QueryType, Snapshot
 from oasiskv.native import crc32c, library_path, set_log_level, version
 from oasiskv.producer import Producer
 from oasiskv.reader import Fetch, Reader

@@ -142,6 +142,42 @@ CResidentView = _struct(
 )
 
 
+
+
+class CGpuPages(ctypes.Structure):
+    _fields_ = [("k", c_void_p), ("v", c_void_p), ("page_stride", c_int64), ("head_stride", c_int64),
+                ("token_stride", c_int64), ("table", c_void_p)]
+
+
+class CGpuSlotState(ctypes.Structure):
+    _fields_ = [("clock", c_uint64), ("complete", c_uint32), ("local_tokens", c_uint32), ("promoted", c_int32),
+                ("pending", c_uint32)]
+
+
+CGpuWorkingSetOptions = _struct(
+    "CGpuWorkingSetOptions",
+    ("base", POINTER(CWorkingSetOptions)),
+    ("device", c_int32),
+    ("max_rows", c_uint32),
+    ("max_new_tokens", c_uint32),
+    ("pages", POINTER(CGpuPages)),
+    ("gather_ctas", c_uint32),
+    ("gather_threads", c_uint32),
+    ("priority", c_int32),
+    ("local_only", c_uint32),
+    ("max_host_bytes", c_uint64),
+)
+CGpuRows = _struct("CGpuRows", ("slots", c_void_p), ("count", c_void_p), ("max_rows", c_uint32))
+CGpuLayerView = _struct(
+    "CGpuLayerView", ("pages", CGpuPages), ("map", c_void_p), ("state", c_void_p), ("predicted", c_void_p)
+)
+CGpuResolved = _struct("CGpuResolved", ("blocks", c_void_p), ("pages", c_void_p), ("missing", c_void_p))
+CGpuSnapshot = _struct(
+    "CGpuSnapshot", ("map", c_void_p), ("stamps", c_void_p), ("predicted", c_void_p), ("pages", c_void_p),
+    ("state", CGpuSlotState),
+)
+
+
 class CKvView(ctypes.Structure):
     _fields_ = [("base", c_void_p), ("token_stride", c_int64), ("head_stride", c_int64)]
 
@@ -196,8 +232,30 @@ _FALLIBLE = {
     "working_set_view": [_HANDLE, c_uint32, c_uint32, POINTER(CResidentView)],
     "working_set_fetch_cap": [_HANDLE, POINTER(c_uint32)],
     "working_set_stats_get": [_HANDLE, POINTER(CWorkingSetStats)],
+    "gpu_working_set_create": [POINTER(CGpuWorkingSetOptions), _OUT],
+    "gpu_working_set_admit": [_HANDLE, _HANDLE, POINTER(c_uint32)],
+    "gpu_working_set_leave": [_HANDLE, c_uint32],
+    "gpu_working_set_set_rows": [_HANDLE, c_void_p, c_size_t, c_void_p],
+    "gpu_working_set_rows_get": [_HANDLE, POINTER(CGpuRows)],
+    "gpu_working_set_append": [_HANDLE, c_uint32, c_void_p, c_void_p, c_int64, c_void_p],
+    "gpu_working_set_submit": [_HANDLE, c_uint32, c_void_p, c_uint32, c_int64, c_void_p],
+    "gpu_working_set_submit_topk": [_HANDLE, c_uint32, c_void_p, c_uint32, c_void_p],
+    "gpu_working_set_attention_done": [_HANDLE, c_uint32, c_void_p],
+    "gpu_working_set_wait": [_HANDLE, c_uint32, c_void_p],
+    "gpu_working_set_resolve": [
+        _HANDLE, c_uint32, c_void_p, c_uint32, c_int64, c_uint32, c_void_p, POINTER(CGpuResolved),
+    ],
+    "gpu_working_set_sample_agreement": [_HANDLE, c_uint32, c_void_p, c_uint32, c_int64, c_void_p],
+    "gpu_working_set_end_step": [_HANDLE, c_void_p],
+    "gpu_working_set_view": [_HANDLE, c_uint32, POINTER(CGpuLayerView)],
+    "gpu_working_set_fetch_cap": [_HANDLE, POINTER(c_uint32)],
+    "gpu_working_set_stats_get": [_HANDLE, POINTER(CWorkingSetStats)],
+    "gpu_working_set_request_stats_get": [_HANDLE, c_uint32, POINTER(CWorkingSetStats)],
+    "gpu_working_set_error": [_HANDLE],
+    "gpu_working_set_clear_error": [_HANDLE],
+    "gpu_working_set_snapshot": [_HANDLE, c_uint32, c_uint32, POINTER(CGpuSnapshot)],
 }
-_FREES = ("client", "buffer", "producer", "reader", "fetch", "source", "working_set")
+_FREES = ("client", "buffer", "producer", "reader", "fetch", "source", "working_set", "gpu_working_set")
 
 _lib = ctypes.CDLL(library_path())
 _lib.oasiskv_last_error.restype = c_char_p

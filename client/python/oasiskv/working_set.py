@@ -55,6 +55,19 @@ class Source(Handle):
         return out.as_dict()
 
 
+def options_to_c(geometry: Geometry, query_heads: int, *, resident_blocks: int = 128, fetch_ratio: float = 0.05,
+                 mode: Mode = Mode.CAPPED, combine: Combine = Combine.MAX, bound_weight: float = 1.0,
+                 late: Late = Late.WAIT, loss: Loss = Loss.FAIL, late_deadline: float = 5.0, max_requests: int = 1,
+                 max_blocks: int = 8192):
+    """What every backend of the working set is made with."""
+    return native.CWorkingSetOptions(
+        geometry=ctypes.pointer(geometry.to_c()), query_heads=query_heads, resident_blocks=resident_blocks,
+        fetch_ratio=fetch_ratio if fetch_ratio > 0 else -1.0, mode=mode, combine=combine, late=late, loss=loss,
+        late_deadline_ms=max(1, round(late_deadline * 1000)), max_requests=max_requests, max_blocks=max_blocks,
+        bound_weight=bound_weight_to_c(bound_weight),
+    )
+
+
 @dataclass(frozen=True)
 class ResidentView:
     """The pages of one request and layer. They are the working set's own memory: valid, and unchanged, from wait()
@@ -82,11 +95,10 @@ class WorkingSet(Handle):
         self.geometry = geometry
         self.query_heads = query_heads
         self.resident_blocks = resident_blocks
-        options = native.CWorkingSetOptions(
-            geometry=ctypes.pointer(geometry.to_c()), query_heads=query_heads, resident_blocks=resident_blocks,
-            fetch_ratio=fetch_ratio if fetch_ratio > 0 else -1.0, mode=mode, combine=combine, late=late, loss=loss,
-            late_deadline_ms=max(1, round(late_deadline * 1000)), max_requests=max_requests, max_blocks=max_blocks,
-            bound_weight=bound_weight_to_c(bound_weight),
+        options = options_to_c(
+            geometry, query_heads, resident_blocks=resident_blocks, fetch_ratio=fetch_ratio, mode=mode, combine=combine,
+            bound_weight=bound_weight, late=late, loss=loss, late_deadline=late_deadline, max_requests=max_requests,
+            max_blocks=max_blocks,
         )
         out = ctypes.c_void_p()
         call("working_set_create", ctypes.byref(options), ctypes.byref(out))
