@@ -2,11 +2,10 @@
 // are revoked: no wrong byte, no call that outlives its deadline, nothing left at the end.
 //
 //   soak_test [--fabric=verbs|ucx|shm] [--seconds=N] [--seed=N]
-#include <absl/flags/flag.h>
-#include <absl/flags/parse.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -17,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/fabric/verbs/verbs.h"
@@ -81,7 +82,9 @@ class Soak : public ::testing::Test {
     options.flags = {"--fabrics=" + fabric_, "--pool_bytes=12MiB", "--slab_bytes=1MiB",
                      "--fence_timeout=1s",   "--log_level=error",  "--metrics_address=127.0.0.1:0"};
     if (fabric_ == "verbs") options.flags.push_back("--verbs_device=rxe1");
+    UcxDevice("rxe1");
     auto cluster = MiniCluster::Start(options);
+    UcxDevice("rxe0");
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
     stubs_ = std::make_unique<ControlStubs>(daemon().addresses().control_address);
@@ -93,6 +96,21 @@ class Soak : public ::testing::Test {
   Tally& tally() { return *reinterpret_cast<Tally*>(mapping_.data()); }
   int Below(int limit) { return static_cast<int>(random_() % static_cast<uint32_t>(limit)); }
   static bool Writes(int position) { return position >= kReaders; }
+
+  // What UCX may use in the process that is started next, where there are RDMA devices: one of
+  // them, and TCP on this machine.
+  void UcxDevice(const char* device) const {
+    if (fabric_ != "ucx" || ::access("/sys/class/infiniband/rxe0", F_OK) != 0) return;
+    ::setenv("UCX_NET_DEVICES", absl::StrCat(device, ":1,lo").c_str(), 1);
+    ::setenv("UCX_UD_VERBS_ETH_DGID_CHECK", "n", 1);
+  }
+
+  void Restart() {
+    UcxDevice("rxe1");
+    const absl::Status restarted = daemon().Restart();
+    UcxDevice("rxe0");
+    ASSERT_TRUE(restarted.ok()) << restarted;
+  }
 
   std::unique_ptr<SelfProcess> Spawn(int position) {
     SoakWorkerOptions options;
@@ -172,9 +190,7 @@ class Soak : public ::testing::Test {
     switch (event) {
       case Event::kKillDaemon: {
         ASSERT_TRUE(daemon().running());
-        const absl::Status restarted = daemon().Restart();
-        ASSERT_TRUE(restarted.ok()) << restarted;
-        break;
+        return Restart();
       }
       case Event::kStopDaemonBriefly:
         return StopDaemon(milliseconds(200 + Below(800)));
@@ -244,7 +260,7 @@ class Soak : public ::testing::Test {
 
     // Against a daemon that has served nobody yet.
     const ProcessFigures worn = FiguresOf(daemon().pid());
-    ASSERT_TRUE(daemon().Restart().ok());
+    Restart();
     const ProcessFigures fresh = FiguresOf(daemon().pid());
     std::printf("daemon: %ld descriptors, %ld threads, %ld MiB; fresh %ld, %ld, %ld MiB\n",
                 long(worn.descriptors), long(worn.threads), long(worn.kib >> 10),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -351,6 +352,10 @@ int RunSoakWorker(const SoakWorkerOptions& options) {
   Tally& tally = *reinterpret_cast<Tally*>(shared->data());
   auto client = ConnectSooner(options, tally);
   if (client == nullptr) return 1;
+  if (options.number == 0) {
+    std::printf("%s\n", client->Describe().c_str());
+    std::fflush(stdout);
+  }
   std::atomic<bool> stop{false};
   std::atomic<uint32_t> generations{0};
   std::vector<std::unique_ptr<Loop>> loops;
