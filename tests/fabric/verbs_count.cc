@@ -12,6 +12,7 @@ namespace {
 
 constexpr uint32_t kEntryBytes = 8192;
 constexpr uint32_t kPlaces = 4096;  // in the buffer, taken in turn
+constexpr uint32_t kEntriesOfAFrame = static_cast<uint32_t>(kFrameBytes) / kEntryBytes;
 
 absl::Status Fetch(uint32_t entries, uint32_t batch) {
   TestPool pool;
@@ -33,7 +34,7 @@ absl::Status Fetch(uint32_t entries, uint32_t batch) {
   std::vector<ReadPiece> pieces(batch);
   for (uint32_t i = 0; i < batch; ++i) {
     const uint32_t place = i * 5 % kPlaces;
-    pieces[i] = {{i * 7 % kFrames, i * 3 % (kFrameBytes / kEntryBytes) * kEntryBytes, kEntryBytes},
+    pieces[i] = {{i * 7 % kFrames, i * 3 % kEntriesOfAFrame * kEntryBytes, kEntryBytes},
                  buffer.data() + uint64_t{place} * kEntryBytes};
   }
   for (uint32_t done = 0; done < entries; done += batch) {

@@ -82,7 +82,7 @@ void Engine::RetireData(Chunk& chunk, const std::shared_ptr<Batch>& batch) {
     if (chunk.failed) {
       Requeue(chunk, batch);
     } else {
-      for (uint32_t i = 0; reads && i < chunk.count; ++i) {
+      for (uint32_t i = 0; reads && chunk.bounced > 0 && i < chunk.count; ++i) {
         const Request& request = chunk.requests[i];
         if (request.bounce == nullptr) continue;
         std::memcpy(request.stretch.local, request.bounce, request.stretch.bytes);
