@@ -23,16 +23,27 @@ from tokenizer import Tokenizer
 from verify import EntryChecker, check_summaries
 
 
+def working_set_class(backend: str):
+    if backend == "cpu":
+        return oasiskv.WorkingSet
+    from cuda_backend import CudaWorkingSet  # needs a driver
+
+    return CudaWorkingSet
+
+
 class Session:
     """One attachment: reader, source and working set, with the counts of its own life."""
 
-    def __init__(self, client: oasiskv.Client, handshake: Handshake, model: Llama, config: SparseConfig, crcs):
+    def __init__(self, client: oasiskv.Client, handshake: Handshake, model: Llama, config: SparseConfig, crcs,
+                 backend: str):
         self._client = client
         self._before = client.stats()
         geometry, score = geometry_of(model.config), SCORES[config.score]
         self.reader = client.attach(handshake.sequence, IDENTITY, geometry)
-        self.source = oasiskv.Source(self.reader, host_cache=oasiskv.HostCache.ALWAYS)
-        self.working_set = oasiskv.WorkingSet(
+        # The cuda backend keeps what it fetches itself, and reads over shm without a fetch.
+        cache = oasiskv.HostCache.ALWAYS if backend == "cpu" else oasiskv.HostCache.NEVER
+        self.source = oasiskv.Source(self.reader, host_cache=cache)
+        self.working_set = working_set_class(backend)(
             geometry,
             model.config.query_heads,
             resident_blocks=config.budget_blocks,
@@ -89,8 +100,8 @@ def standard_error(samples: np.ndarray) -> float:
     return float(np.std(samples, ddof=1) / len(samples) ** 0.5) if len(samples) > 1 else 0.0
 
 
-def run_config(session: Session, model: Llama, handshake: Handshake, config: SparseConfig) -> dict:
-    """Teacher-forced over the document's own continuation."""
+def run_config(session: Session, model: Llama, handshake: Handshake, config: SparseConfig):
+    """Teacher-forced over the document's own continuation: the row, and each step's most likely token."""
     tokens, context = handshake.tokens, handshake.context_tokens
     nll, greedy, drafted = [], [], 0
     started = time.monotonic()
@@ -115,7 +126,7 @@ def run_config(session: Session, model: Llama, handshake: Handshake, config: Spa
         "drafted_steps": drafted,
         "ms_per_step": 1000 * seconds / len(nll),
         **session.counts(),
-    }
+    }, greedy
 
 
 def run_free(session: Session, model: Llama, handshake: Handshake, config: SparseConfig, count: int):
@@ -135,6 +146,9 @@ def main() -> None:
     parser.add_argument("--free-config", required=True, help="JSON SparseConfig fields")
     parser.add_argument("--fabric", choices=["auto", "shm", "ucx", "verbs"], default="auto")
     parser.add_argument("--verbs-device", default="")
+    parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--compare-cpu", action="store_true",
+                        help="run every row on the cpu backend, too, and say whether the tokens are the same")
     options = parser.parse_args()
     handshake = Handshake.read(options.handshake)
     configs = [SparseConfig(**fields) for fields in json.loads(options.configs)]
@@ -153,15 +167,18 @@ def main() -> None:
             check_summaries(reader, crcs["summaries"])
         events.emit("progress", text="all summaries equal those of the prefill's own keys (CRC32C)")
 
-        def in_session(config: SparseConfig, run):
-            session = Session(client, handshake, model, config, crcs["entries"])
+        def in_session(config: SparseConfig, run, backend=options.backend):
+            session = Session(client, handshake, model, config, crcs["entries"], backend)
             try:
                 return run(session)
             finally:
                 session.close()
 
         for config in configs:
-            row = in_session(config, lambda s: run_config(s, model, handshake, config))
+            row, greedy = in_session(config, lambda s: run_config(s, model, handshake, config))
+            if options.compare_cpu:
+                cpu, tokens = in_session(config, lambda s: run_config(s, model, handshake, config), "cpu")
+                row["same_as_cpu"] = greedy == tokens and row["nll_sparse"] == cpu["nll_sparse"]
             events.emit("row", row=row)
         count = len(handshake.baseline.free_running)
         free = in_session(free_config, lambda s: run_free(s, model, handshake, free_config, count))

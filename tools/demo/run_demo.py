@@ -47,6 +47,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fabric", choices=["auto", "shm", "ucx", "verbs"], default="auto")
     parser.add_argument("--verbs-device", default="", help="RDMA device of the two workers; default: the first active")
     parser.add_argument("--daemon-verbs-device", default="", help="RDMA device of the daemon; default: the first active")
+    parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu", help="where the working set lies")
+    parser.add_argument("--compare-cpu", action="store_true",
+                        help="run every row on the cpu backend, too: the tokens must be the same")
     parser.add_argument("--quick", action="store_true", help="four rows of the comparison instead of fourteen")
     options = parser.parse_args()
     options.context -= options.context % BLOCK_TOKENS
@@ -121,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
                 [
                     str(HERE / "decode_worker.py"), "--handshake", str(handshake_file),
                     "--configs", json.dumps(configs), "--free-config", json.dumps(free),
-                    *over,
+                    *over, "--backend", options.backend, *(["--compare-cpu"] if options.compare_cpu else []),
                 ],
                 output / "decode.log",
             )

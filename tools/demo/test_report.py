@@ -57,6 +57,8 @@ class Report(unittest.TestCase):
         self.assertRegex(unmet(build([row(stale_reads=1)]))[0], "stale")
         self.assertRegex(unmet(build([row(checksum_failures=1)]))[0], "CRC32C")
         self.assertRegex(unmet(build([row(checksums_verified=9)]))[0], "CRC32C")
+        self.assertRegex(unmet(build([row(same_as_cpu=True), row(same_as_cpu=False)]))[0], "cpu backend")
+        self.assertEqual(unmet(build([row(same_as_cpu=True)])), [])
 
     def test_written_whole(self):
         with tempfile.TemporaryDirectory() as directory:
