@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <utility>
+
 #include "absl/status/statusor.h"
 #include "common/cuda/status.h"
 

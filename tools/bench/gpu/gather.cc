@@ -3,12 +3,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -17,14 +14,13 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "client/working_set/cuda/kernels.h"
-#include "common/cuda/host_registration.h"
 #include "common/cuda/status.h"
-#include "common/mapped_memory.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 #include "tools/bench/gpu/commands.h"
 #include "tools/bench/gpu/device_array.h"
 #include "tools/bench/gpu/event_timer.h"
+#include "tools/bench/gpu/gather_target.h"
 #include "tools/bench/gpu/hbm_reader.h"
 #include "tools/bench/samples.h"
 
@@ -32,7 +28,7 @@ ABSL_FLAG(std::vector<std::string>, gather_entry_bytes,
           std::vector<std::string>({"4096", "8192", "16384", "65536"}),
           "gather: sizes of an entry, multiples of 512.");
 ABSL_FLAG(std::vector<std::string>, gather_grids,
-          std::vector<std::string>({"1x1024x4", "2x1024x4", "4x1024x4", "8x1024x4", "4x1024x8"}),
+          std::vector<std::string>({"1x1024x4", "2x1024x4", "4x1024x4", "8x512x4", "8x1024x4"}),
           "gather: CTAs x threads x loads in flight of a thread.");
 ABSL_FLAG(std::vector<std::string>, gather_items, std::vector<std::string>({"65536"}),
           "gather: entries of a launch, of 8 KiB; for other sizes as many bytes.");
@@ -44,8 +40,6 @@ ABSL_FLAG(bool, gather_beside, true, "gather: also beside a kernel that is bound
 namespace oasiskv::bench {
 namespace {
 
-constexpr uint32_t kHeads = 8, kResident = 128;
-constexpr uint32_t kPlans = 4;  // each another set of random entries, used in turn
 constexpr uint64_t kHbmBytes = uint64_t{8} << 30;
 constexpr uint64_t kLaunchEntryBytes = 8192;
 constexpr uint64_t kBesideBytes = uint64_t{128} << 20;  // launches long enough to overlap
@@ -88,144 +82,6 @@ absl::Status Launched(const char* error) {
   return error == nullptr ? absl::OkStatus() : MakeError(ErrorCode::kInternal, error);
 }
 
-uint64_t WordAt(uint64_t index) { return index * 0x9E3779B97F4A7C15u ^ (index >> 7); }
-
-// Thread contract: one thread. A memfd as the daemon's arena is one: normal pages, shared mapping.
-struct HostMemory {
-  static absl::StatusOr<std::unique_ptr<HostMemory>> Make(uint64_t bytes) {
-    auto host = std::make_unique<HostMemory>();
-    OASISKV_ASSIGN_OR_RETURN(UniqueFd fd, CreateMemfd("gather", bytes, PageKind::kNormal));
-    auto mapping = std::make_shared<Mapping>();
-    OASISKV_ASSIGN_OR_RETURN(*mapping, Mapping::Map(fd.get(), bytes, Protection::kReadWrite));
-    host->data = mapping->data();
-    host->bytes = bytes;
-    std::vector<std::thread> threads;
-    const uint64_t workers = std::max(1u, std::thread::hardware_concurrency());
-    for (uint64_t w = 0; w < workers; ++w) {
-      threads.emplace_back([&, w] {
-        auto* const words = reinterpret_cast<uint64_t*>(host->data);
-        const uint64_t n = bytes / sizeof(uint64_t);
-        for (uint64_t i = n * w / workers; i < n * (w + 1) / workers; ++i) words[i] = WordAt(i);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    OASISKV_ASSIGN_OR_RETURN(
-        host->registration,
-        cuda::HostRegistration::Get(std::span<const std::byte>(host->data, bytes), mapping));
-    return host;
-  }
-  std::byte* data = nullptr;
-  uint64_t bytes = 0;
-  std::shared_ptr<const cuda::HostRegistration> registration;
-};
-
-// Thread contract: one thread. Pages for the items of a launch, plans of random entries.
-struct Target {
-  static absl::StatusOr<std::unique_ptr<Target>> Make(const HostMemory& host, uint64_t entry_bytes,
-                                                      uint32_t items) {
-    auto t = std::make_unique<Target>();
-    const uint32_t slots = (items + kHeads * kResident - 1) / (kHeads * kResident);
-    t->items = items;
-    t->shape.layers = 1;
-    t->shape.kv_heads = kHeads;
-    t->shape.head_dim = 128;
-    t->shape.key_bytes = 256;
-    t->shape.block_tokens = static_cast<uint32_t>(entry_bytes / 512);
-    t->shape.entry_bytes = static_cast<uint32_t>(entry_bytes);
-    t->shape.resident = kResident;
-    t->shape.slots = slots;
-    const uint64_t half = entry_bytes / 2, pages = uint64_t{slots} * (kResident + 1);
-    // Heads of a page apart, K and V apart (HND): what FlashInfer and FlashAttention read.
-    t->page_bytes = kHeads * half;
-    OASISKV_ASSIGN_OR_RETURN(t->pool, DeviceArray<std::byte>::Zeroed(2 * pages * t->page_bytes));
-    OASISKV_ASSIGN_OR_RETURN(t->map,
-                             DeviceArray<int32_t>::Zeroed(size_t{slots} * kHeads * kResident));
-    t->value_offset = pages * t->page_bytes;
-    t->mem.pages = {.k = t->pool.data(),
-                    .v = t->pool.data() + t->value_offset,
-                    .page_stride = static_cast<int64_t>(t->page_bytes),
-                    .head_stride = static_cast<int64_t>(half),
-                    .token_stride = 256};
-    t->mem.map = t->map.data();
-
-    const uint64_t places = host.bytes / entry_bytes;
-    std::vector<uint64_t> frames(places);
-    for (uint64_t i = 0; i < places; ++i) {
-      frames[i] = reinterpret_cast<uint64_t>(host.data + i * entry_bytes);
-    }
-    OASISKV_ASSIGN_OR_RETURN(t->frames, DeviceArray<uint64_t>::Of(frames));
-    OASISKV_ASSIGN_OR_RETURN(t->sources,
-                             DeviceArray<gpu::HeadSource>::Of(std::vector<gpu::HeadSource>(
-                                 size_t{slots} * kHeads, {.frames = t->frames.data()})));
-    std::mt19937_64 random(entry_bytes + items);
-    std::vector<uint32_t> numbers(size_t{slots} * kHeads * kResident);
-    for (uint32_t i = 0; i < numbers.size(); ++i) numbers[i] = i;
-    for (uint32_t p = 0; p < kPlans; ++p) {
-      std::vector<gpu::PlanItem>& list = t->plans_host[p];
-      list.resize(items);
-      std::shuffle(numbers.begin(), numbers.end(), random);
-      for (uint32_t i = 0; i < items; ++i) {
-        list[i].slot = static_cast<uint16_t>(numbers[i] / (kHeads * kResident));
-        list[i].head = static_cast<uint16_t>(numbers[i] / kResident % kHeads);
-        list[i].page = static_cast<uint16_t>(numbers[i] % kResident);
-        list[i].block = static_cast<int32_t>(random() % places);
-      }
-      OASISKV_ASSIGN_OR_RETURN(t->plan_items[p], DeviceArray<gpu::PlanItem>::Of(list));
-      OASISKV_ASSIGN_OR_RETURN(t->counts[p],
-                               DeviceArray<uint32_t>::Of(std::vector<uint32_t>{items}));
-    }
-    OASISKV_ASSIGN_OR_RETURN(t->error, cuda::PinnedBuffer::Create(sizeof(gpu::ErrorWord), "error"));
-    return t;
-  }
-
-  absl::Status Launch(uint32_t number, const gpu::GatherOptions& options, cudaStream_t stream) {
-    const uint32_t p = number % kPlans;
-    return Launched(
-        gpu::Gather(shape, 0, mem,
-                    {.count = counts[p].data(), .items = plan_items[p].data(), .capacity = items},
-                    sources.data(), options, error.As<gpu::ErrorWord>(), stream));
-  }
-
-  // Some of the pages that plan 0 has filled, word by word.
-  absl::Status Verify() {
-    const uint64_t half = shape.entry_bytes / 2;
-    std::vector<uint64_t> got(half / sizeof(uint64_t));
-    for (size_t i = 0; i < plans_host[0].size();
-         i += std::max<size_t>(1, plans_host[0].size() / 64)) {
-      const gpu::PlanItem& item = plans_host[0][i];
-      for (uint64_t value : {0, 1}) {
-        const uint64_t page = uint64_t{item.slot} * (kResident + 1) + item.page;
-        OASISKV_CUDA_RETURN(cudaMemcpy(
-            got.data(), pool.data() + value * value_offset + page * page_bytes + item.head * half,
-            half, cudaMemcpyDeviceToHost));
-        const uint64_t first =
-            (uint64_t(item.block) * shape.entry_bytes + value * half) / sizeof(uint64_t);
-        for (size_t w = 0; w < got.size(); ++w) {
-          if (got[w] == WordAt(first + w)) continue;
-          return MakeError(ErrorCode::kInternal,
-                           absl::StrFormat("item %d: a page does not hold its entry's bytes", i));
-        }
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  double bytes() const { return static_cast<double>(items) * shape.entry_bytes; }
-
-  gpu::Shape shape;
-  gpu::LayerMemory mem;
-  uint32_t items = 0;
-  uint64_t page_bytes = 0, value_offset = 0;
-  DeviceArray<std::byte> pool;
-  DeviceArray<int32_t> map;
-  DeviceArray<uint64_t> frames;
-  DeviceArray<gpu::HeadSource> sources;
-  std::vector<gpu::PlanItem> plans_host[kPlans];
-  DeviceArray<gpu::PlanItem> plan_items[kPlans];
-  DeviceArray<uint32_t> counts[kPlans];
-  cuda::PinnedBuffer error;
-};
-
 // GB/s of `launch(i)`, each of `bytes`.
 template <typename F>
 absl::StatusOr<Spread> Rate(int rounds, double bytes, cudaStream_t stream, F launch) {
@@ -264,7 +120,7 @@ struct Beside {
 };
 
 // Rates of those launches of either stream during all of which the other was busy.
-absl::StatusOr<Beside> RunBeside(Target& target, const gpu::GatherOptions& options,
+absl::StatusOr<Beside> RunBeside(GatherTarget& target, const gpu::GatherOptions& options,
                                  const std::byte* hbm, uint64_t* sink, cudaStream_t high,
                                  cudaStream_t low) {
   constexpr uint32_t kGathers = 12, kReads = 110;
@@ -352,8 +208,8 @@ absl::Status RunGather() {
   for (uint64_t size : sizes) {
     for (uint64_t count : launches) {
       const uint64_t items = std::max<uint64_t>(1, count * kLaunchEntryBytes / size);
-      OASISKV_ASSIGN_OR_RETURN(std::unique_ptr<Target> target,
-                               Target::Make(*host, size, static_cast<uint32_t>(items)));
+      OASISKV_ASSIGN_OR_RETURN(std::unique_ptr<GatherTarget> target,
+                               GatherTarget::Make(*host, size, static_cast<uint32_t>(items)));
       for (const Grid& grid : grids) {
         OASISKV_ASSIGN_OR_RETURN(Spread rate,
                                  Rate(rounds, target->bytes(), low.get(), [&](uint32_t i) {
