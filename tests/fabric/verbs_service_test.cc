@@ -3,87 +3,18 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <cstdio>
-#include <fstream>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "common/fabric/verbs/verbs.h"
 #include "oasiskv/sequence_source.h"
-#include "oasiskv/v1/admin.grpc.pb.h"
-#include "oasiskv/v1/admin.pb.h"
 #include "oasiskv/v1/kv_memory.grpc.pb.h"
-#include "tests/integration/client_fixture.h"
+#include "tests/fabric/verbs_service_fixture.h"
 #include "tests/support/self_process.h"
 
 namespace oasiskv::testing {
 namespace {
 
 using std::chrono::seconds;
-
-// Devices and processors are emulated.
-constexpr seconds kPatience{120};
-
-ClientOptions OptionsFor(const std::string& address) {
-  ClientOptions options;
-  options.address = address;
-  options.fabric = FabricChoice::kVerbs;
-  options.verbs_device = "rxe0";
-  options.verbs_peer_timeout = seconds(3);
-  options.rpc_timeout = seconds(30);
-  options.read_timeout = seconds(60);
-  return options;
-}
-
-class VerbsServiceTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    for (const char* device : {"rxe0", "rxe1"}) {
-      if (!fabric::CheckVerbsPort({.device = device}).ok()) {
-        GTEST_SKIP() << "needs the soft-RoCE devices rxe0 and rxe1; run the test through "
-                        "tests/fabric/in-rdma-guest";
-      }
-    }
-    StartDaemon({"--fabrics=verbs", "--fence_timeout=60s"});
-  }
-  void StartDaemon(std::vector<std::string> flags) {
-    cluster_.reset();
-    MiniClusterOptions options;
-    options.flags = std::move(flags);
-    options.flags.push_back("--verbs_device=rxe1");
-    auto cluster = MiniCluster::Start(options);
-    ASSERT_TRUE(cluster.ok()) << cluster.status();
-    cluster_ = *std::move(cluster);
-  }
-
-  std::string address() const { return cluster_->daemon().addresses().control_address; }
-  std::unique_ptr<Client> Connect() const {
-    auto client = Client::Connect(OptionsFor(address()));
-    EXPECT_TRUE(client.ok()) << client.status();
-    return client.ok() ? *std::move(client) : nullptr;
-  }
-  v1::GetCapacityResponse Capacity() const {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kPatience);
-    v1::GetCapacityResponse response;
-    const auto admin =
-        v1::Admin::NewStub(grpc::CreateChannel(address(), grpc::InsecureChannelCredentials()));
-    const grpc::Status status = admin->GetCapacity(&context, v1::GetCapacityRequest(), &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return response;
-  }
-  bool Idle() const {
-    const v1::GetCapacityResponse capacity = Capacity();
-    return capacity.pool_bytes() != 0 && capacity.used_bytes() == 0;
-  }
-
-  std::unique_ptr<MiniCluster> cluster_;
-};
-
-absl::Status Fetch(Reader& reader, std::span<const EntryRead> reads) {
-  return reader.FetchEntries(reads, reader.DefaultDeadline())->Wait();
-}
 
 absl::Status FetchOne(Reader& reader, uint32_t block, uint32_t layer, uint32_t head) {
   std::vector<std::byte> into(reader.geometry().entry_bytes());
@@ -276,88 +207,6 @@ TEST_F(VerbsServiceTest, AKilledDaemonIsLostAndItsSuccessorIsFoundAgain) {
   ASSERT_OK(again.status());
   ASSERT_OK(Fetch(*again, reads));
   EXPECT_TRUE(AllRight(content, reads));
-}
-
-// A daemon that serves shm would be taken for one on this host.
-TEST_F(VerbsServiceTest, AutoTakesVerbsBeforeUcxAndSaysWhy) {
-  StartDaemon({"--fabrics=ucx,verbs"});
-  ClientOptions options = OptionsFor(address());
-  options.fabric = FabricChoice::kAuto;
-  auto client = Client::Connect(options);
-  ASSERT_OK(client.status());
-  EXPECT_EQ((*client)->FabricName(), "verbs");
-  EXPECT_THAT((*client)->Describe(),
-              ::testing::AllOf(::testing::HasSubstr("verbs on rxe0"),
-                               ::testing::HasSubstr("because the daemon does not serve shm")));
-  const Content content(QwenLike(), 64, 1);
-  ASSERT_OK(Put(**client, "a", content));
-  auto reader = (*client)->Attach(ReadSpecOf("a", content.geometry()));
-  ASSERT_OK(reader.status());
-  std::vector<std::byte> into;
-  const auto reads = AllEntries(content, into);
-  ASSERT_OK(Fetch(*reader, reads));
-  EXPECT_TRUE(AllRight(content, reads));
-
-  options.verbs_device = "nosuch0";
-  auto other = Client::Connect(options);
-  ASSERT_OK(other.status());
-  EXPECT_EQ((*other)->FabricName(), "ucx");
-  EXPECT_THAT((*other)->Describe(),
-              ::testing::AllOf(::testing::HasSubstr("nosuch0"), ::testing::HasSubstr("rxe0"),
-                               ::testing::HasSubstr("rxe1")));
-}
-
-TEST_F(VerbsServiceTest, AutoStaysOnTheHostWhereItCan) {
-  StartDaemon({"--fabrics=shm,ucx,verbs"});
-  ClientOptions options = OptionsFor(address());
-  options.fabric = FabricChoice::kAuto;
-  auto client = Client::Connect(options);
-  ASSERT_OK(client.status());
-  EXPECT_EQ((*client)->FabricName(), "shm");
-}
-
-// Huge pages reserved for as long as it lives.
-class ReservedHugePages {
- public:
-  explicit ReservedHugePages(int pages) : before_(Read()) { Write(before_ + pages); }
-  ~ReservedHugePages() { Write(before_); }
-  bool had(int pages) const { return Read() >= before_ + pages; }
-
- private:
-  static constexpr char kFile[] = "/proc/sys/vm/nr_hugepages";
-  static int Read() {
-    int pages = 0;
-    std::ifstream(kFile) >> pages;
-    return pages;
-  }
-  static void Write(int pages) { std::ofstream(kFile) << pages; }
-  const int before_;
-};
-
-TEST_F(VerbsServiceTest, ArenasOnHugePages) {
-  constexpr int kPages = 34;  // of 2 MiB: the pool, and the table of grant words if it wants some
-  cluster_.reset();
-  const ReservedHugePages pages(kPages);
-  if (!pages.had(kPages)) GTEST_SKIP() << "needs " << kPages << " huge pages, and root to ask for";
-  ::testing::internal::CaptureStderr();
-  StartDaemon({"--fabrics=verbs", "--huge_pages=require", "--log_level=info"});
-  const std::string log = ::testing::internal::GetCapturedStderr();
-  ASSERT_NE(cluster_, nullptr) << log;
-  EXPECT_TRUE(Capacity().huge_pages());
-  EXPECT_THAT(log, ::testing::ContainsRegex("registered 1 arenas, 0\\.06 GiB in 32 pages, for "
-                                            "readers and for writers in [0-9.]+ s"));
-  const size_t line = log.find("registered ");
-  if (line != log.npos) std::printf("%s\n", log.substr(line, log.find('\n', line) - line).c_str());
-  const Content content(QwenLike(), 256, 1);
-  auto client = Connect();
-  ASSERT_OK(Put(*client, "a", content));
-  auto reader = client->Attach(ReadSpecOf("a", content.geometry()));
-  ASSERT_OK(reader.status());
-  std::vector<std::byte> into;
-  const auto reads = AllEntries(content, into);
-  ASSERT_OK(Fetch(*reader, reads));
-  EXPECT_TRUE(AllRight(content, reads));
-  cluster_.reset();  // before the pages go
 }
 
 // Hellos that are none, the largest ones, and connections that nobody has.

@@ -11,24 +11,20 @@ add_executable(verbs_peer ${CMAKE_CURRENT_LIST_DIR}/verbs_peer.cc)
 target_link_libraries(verbs_peer PRIVATE oasiskv_options oasiskv::fabric_verbs)
 add_executable(verbs_rdma_test
   ${CMAKE_CURRENT_LIST_DIR}/verbs_attack_test.cc
+  ${CMAKE_CURRENT_LIST_DIR}/verbs_buffers_test.cc
   ${CMAKE_CURRENT_LIST_DIR}/verbs_peers_test.cc
   ${CMAKE_CURRENT_LIST_DIR}/verbs_transfer_test.cc)
 target_link_libraries(verbs_rdma_test PRIVATE oasiskv_options oasiskv::fabric_verbs GTest::gmock GTest::gtest_main)
 set_target_properties(verbs_peer verbs_rdma_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
 add_dependencies(verbs_rdma_test verbs_peer)
 # The same fabric through a daemon process and the client library.
-add_executable(verbs_service_test ${CMAKE_CURRENT_LIST_DIR}/verbs_service_test.cc)
+add_executable(verbs_service_test
+  ${CMAKE_CURRENT_LIST_DIR}/verbs_choice_test.cc ${CMAKE_CURRENT_LIST_DIR}/verbs_service_test.cc)
 target_link_libraries(verbs_service_test PRIVATE
-  oasiskv_options oasiskv::session oasiskv::mini_cluster oasiskv::proto oasiskv::fabric_verbs oasiskv::test_support
-  GTest::gmock GTest::gtest)
+  oasiskv_options oasiskv::session oasiskv::mini_cluster oasiskv::control_stubs oasiskv::proto oasiskv::fabric_verbs
+  oasiskv::test_support GTest::gmock GTest::gtest)
 set_target_properties(verbs_service_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
 add_dependencies(verbs_service_test oasis-bench)
-# What count-instructions counts.
-add_executable(verbs_count ${CMAKE_CURRENT_LIST_DIR}/verbs_count.cc)
-target_link_libraries(verbs_count PRIVATE oasiskv_options oasiskv::fabric_verbs)
-add_executable(ucx_count ${CMAKE_CURRENT_LIST_DIR}/ucx_count.cc)
-target_link_libraries(ucx_count PRIVATE oasiskv_options ucx::ucp ucx::ucs)
-set_target_properties(verbs_count ucx_count PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
 # What count-instructions counts.
 add_executable(verbs_count ${CMAKE_CURRENT_LIST_DIR}/verbs_count.cc)
 target_link_libraries(verbs_count PRIVATE oasiskv_options oasiskv::fabric_verbs)
