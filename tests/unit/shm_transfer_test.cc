@@ -99,6 +99,17 @@ TEST_F(ShmTransfer, AGrantThatPointsOutsideTheArenasIsAnErrorNotACrash) {
   EXPECT_EQ(ErrorCodeOf(Read(*connection, nullptr, pieces)), ErrorCode::kInvalidArgument);
 }
 
+TEST_F(ShmTransfer, BuffersNeedNoRegistrationAndDeviceMemoryIsNotReached) {
+  auto connection = Connect(Access::kRead);
+  std::byte memory[8];
+  auto registration = connection->RegisterBuffer(memory);
+  ASSERT_TRUE(registration.ok()) << registration.status();
+  EXPECT_EQ(*registration, nullptr);
+  const absl::Status refused = connection->RegisterDeviceBuffer({.bytes = 8}).status();
+  EXPECT_EQ(ErrorCodeOf(refused), ErrorCode::kUnsupported);
+  EXPECT_NE(refused.message().find("fabric shm"), absl::string_view::npos) << refused;
+}
+
 TEST_F(ShmTransfer, DirectionsAreKeptApart) {
   auto reader = Connect(Access::kRead);
   auto writer = Connect(Access::kWrite);
