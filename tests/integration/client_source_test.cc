@@ -309,6 +309,52 @@ TEST_P(ClientSourceTest, DecodedBlocksAreWrittenBack) {
   }
 }
 
+TEST_P(ClientSourceTest, OnThisHostEntriesCanBeReadInPlace) {
+  StartCluster();
+  auto client = Connect();
+  const Geometry g = QwenLike();
+  const Content low(Shard(g, 0, 4), 64, 1), whole(g, 64, 1);
+  ASSERT_OK(Put(*client, "low", low));
+  ASSERT_OK(Put(*client, "whole", whole));
+  ReaderSpec upper = ReadSpecOf("whole", g);  // heads 4 to 7 of a shard of 8
+  upper.first_head = 4;
+  upper.head_count = 4;
+  auto source = Join({PartOf(*client, ReadSpecOf("low", low.geometry())), PartOf(*client, upper)},
+                     HostCachePolicy::kNever);
+  ASSERT_OK_AND_ASSIGN(std::vector<LocalPart> parts, source->LocalEntries());
+  if (GetParam() != FabricChoice::kShm) {
+    EXPECT_TRUE(parts.empty());
+    return;
+  }
+  ASSERT_EQ(parts.size(), 2u);
+  for (const LocalPart& part : parts) {
+    ASSERT_EQ(part.memory.frames.size(), whole.blocks());
+    EXPECT_EQ(*part.memory.grant_word, part.memory.epoch);
+    for (uint32_t b = 0; b < whole.blocks(); ++b) {
+      for (uint32_t l = 0; l < g.layers; ++l) {
+        for (uint32_t h = 0; h < part.head_count; ++h) {
+          const std::byte* at = part.memory.frames[b] + part.entry_offset + l * part.layer_stride +
+                                h * g.entry_bytes();
+          const auto want = whole.Entry(b, l, part.first_head + h);
+          ASSERT_EQ(std::memcmp(at, want.data(), want.size()), 0) << b << " " << l << " " << h;
+          EXPECT_TRUE(std::any_of(part.memory.mappings.begin(), part.memory.mappings.end(),
+                                  [&](std::span<const std::byte> mapping) {
+                                    return at >= mapping.data() &&
+                                           at + want.size() <= mapping.data() + mapping.size();
+                                  }));
+        }
+      }
+    }
+  }
+  // The word tells of a revocation, and what is held stays mapped.
+  ASSERT_OK(Connect()->Abort("low", TestIdentity(), "test").status());
+  EXPECT_NE(*parts[0].memory.grant_word, parts[0].memory.epoch);
+  EXPECT_THAT(source->LocalEntries().status(), Fails(ErrorCode::kStale));
+  source.reset();
+  client.reset();
+  EXPECT_NE(*parts[0].memory.grant_word, parts[0].memory.epoch);
+}
+
 TEST_P(ClientSourceTest, LossOfOnePartFailsTheBatch) {
   StartCluster();
   auto client = Connect();
