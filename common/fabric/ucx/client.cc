@@ -17,8 +17,9 @@ namespace {
 constexpr Duration kSpin = std::chrono::microseconds(50);
 // How often deadlines are looked at while there is other work to do.
 constexpr Duration kSweepInterval = std::chrono::milliseconds(1);
-// How often a sleeping thread looks after one-sided operations.
+// How often a sleeping thread looks around all the same.
 constexpr Duration kLookInterval = std::chrono::milliseconds(10);
+constexpr Duration kIdleLookInterval = std::chrono::milliseconds(200);
 constexpr Duration kStopTimeout = std::chrono::seconds(1);
 
 MonotonicTime Now() { return std::chrono::steady_clock::now(); }
@@ -255,9 +256,11 @@ void UcxConnection::Run() {
   if (endpoint_ != nullptr) CloseEndpoint();
 }
 
-// UCX does not wake a thread for every way in which one-sided operations end.
+// Over RDMA lanes UCX does not wake a thread for every way in which operations, and the daemon,
+// end.
 MonotonicTime UcxConnection::WakeAt(MonotonicTime now) const {
-  return one_sided_ == nullptr || one_sided_->idle() ? MonotonicTime::max() : now + kLookInterval;
+  if (worker_->transports() == "tcp") return MonotonicTime::max();
+  return now + (idle() ? kIdleLookInterval : kLookInterval);
 }
 
 bool UcxConnection::TakeSubmitted() {

@@ -64,6 +64,8 @@ class Peer {
   void set_offered(bool offered) { offered_ = offered; }
   // Zero unless it has keys.
   ConnectionId connection() const { return connection_; }
+  // TCP looks after itself.
+  bool pinged() const { return greeted_ && !offered_ && lanes_.Transport() != "tcp"; }
   void set_connection(ConnectionId connection) { connection_ = connection; }
 
   void Enqueue(std::unique_ptr<ReadJob> job);

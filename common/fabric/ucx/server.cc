@@ -165,18 +165,19 @@ MonotonicTime Server::SleepUntil(MonotonicTime now) const {
   bool pings = false;
   for (const auto& [endpoint, peer] : peers_) {
     if (!peer->greeted() || !peer->idle()) return now + kCheckInterval;
-    pings = pings || peer->connection().value() != 0;
+    pings = pings || peer->pinged();
   }
   return pings ? std::max(next_ping_, now + kCheckInterval) : MonotonicTime::max();
 }
 
-// A client whose machine is gone is noticed by what is sent to it, and by nothing else: its device
-// answers for a process that is stopped, and the daemon sees nothing of what it reads.
+// Over RDMA lanes a client whose machine is gone is noticed by what is sent to it, and by nothing
+// else: its device answers for a process that is stopped, and the daemon may see nothing of what it
+// reads.
 void Server::PingPeers(MonotonicTime now) {
   if (now < next_ping_) return;
   next_ping_ = now + kPingInterval;
   for (const auto& [endpoint, peer] : peers_) {
-    if (peer->connection().value() != 0 && !peer->broken()) peer->SendPing();
+    if (peer->pinged() && !peer->broken()) peer->SendPing();
   }
 }
 

@@ -6,7 +6,7 @@
 //   client -> daemon   Join                                  only when the reply offers keys
 //   daemon -> client   Keys, payload: KeyHead and key bytes  only when they were taken
 //   client -> daemon   Fence                                 of one that has keys
-//   daemon -> client   Ping                                  to one that has keys, now and then
+//   daemon -> client   Ping                                  now and then, not over TCP
 //   client -> daemon   ReadRequest, payload: RemoteRange[ranges]
 //   daemon -> client   Data, payload: bytes                  any number per request, in any order
 //   client -> daemon   WriteRequest RemoteRange[ranges], payload: the ranges' bytes one after

@@ -82,7 +82,10 @@ absl::StatusOr<Config> MakeConfig(Worker::Family family, bool remote_memory,
   const bool whole_keys = major > 1 || minor >= 17;
   std::vector<Setting> settings(std::begin(kSettings), std::end(kSettings));
   settings.push_back({"TLS", remote_memory ? "rc,tcp" : "tcp", ""});
-  if (HasRdmaDevice()) {
+  const char* tls = std::getenv("UCX_TLS");
+  transports = tls != nullptr ? tls : remote_memory ? "rc,tcp" : "tcp";
+  // Not for TCP alone: UCX warns of what it has no use for.
+  if (HasRdmaDevice() && transports != "tcp") {
     settings.insert(settings.end(), std::begin(kRdmaSettings), std::end(kRdmaSettings));
   }
   if (family == Worker::Family::kIpv6) settings.push_back({"TCP_AF_PRIO", "inet6,inet", "TCP_"});
@@ -94,8 +97,6 @@ absl::StatusOr<Config> MakeConfig(Worker::Family family, bool remote_memory,
       return UcxError(absl::StrCat("UCX does not take ", key, "=", setting.value), status);
     }
   }
-  const char* tls = std::getenv("UCX_TLS");
-  transports = tls != nullptr ? tls : remote_memory ? "rc,tcp" : "tcp";
   return config;
 }
 
