@@ -236,6 +236,25 @@ TEST_P(CApiTest, WrongCallsAreErrors) {
   oasiskv_working_set_free(set);
   options.combine = OASISKV_COMBINE_NORMALIZED_MAX + 1;
   EXPECT_EQ(oasiskv_working_set_create(&options, &set), OASISKV_INVALID_ARGUMENT);
+  // The same on a GPU, where there may be none.
+  oasiskv_gpu_working_set* gpu = nullptr;
+  oasiskv_gpu_working_set_options gpu_options{};
+  EXPECT_EQ(oasiskv_gpu_working_set_create(&gpu_options, &gpu), OASISKV_INVALID_ARGUMENT);
+  gpu_options.struct_size = sizeof(gpu_options);
+  EXPECT_EQ(oasiskv_gpu_working_set_create(&gpu_options, &gpu), OASISKV_INVALID_ARGUMENT);
+  gpu_options.base = &options;  // its combine is still wrong
+  EXPECT_EQ(oasiskv_gpu_working_set_create(&gpu_options, &gpu), OASISKV_INVALID_ARGUMENT);
+  options.combine = OASISKV_COMBINE_MAX;
+  if (const int code = oasiskv_gpu_working_set_create(&gpu_options, &gpu); code != OASISKV_OK) {
+    EXPECT_EQ(code, OASISKV_UNSUPPORTED) << oasiskv_last_error();
+    EXPECT_THAT(oasiskv_last_error(), ::testing::AnyOf(::testing::HasSubstr("OASISKV_CUDA"),
+                                                       ::testing::HasSubstr("no GPU")));
+    EXPECT_EQ(gpu, nullptr);
+  }
+  oasiskv_gpu_working_set_free(gpu);
+  EXPECT_EQ(oasiskv_gpu_working_set_set_rows(nullptr, nullptr, 0, nullptr),
+            OASISKV_INVALID_ARGUMENT);
+  EXPECT_EQ(oasiskv_gpu_working_set_error(nullptr), OASISKV_INVALID_ARGUMENT);
   EXPECT_STREQ(oasiskv_code_name(OASISKV_STALE), "STALE");
   oasiskv_client_free(nullptr);
   oasiskv_fetch_free(nullptr);
