@@ -119,7 +119,7 @@ struct GpuSnapshot {
 // Everything but Admit, Leave, SetRows and the copies only enqueues: no host synchronization, and
 // nothing depends on what is on the device, so that a step can be captured in a CUDA graph (SetRows
 // stays outside; EndStep comes before the capture ends) and launched for any rows. predict, select
-// and transfer run on three streams of the working set's own; a graph joins them at its end.
+// and transfer run on streams of the working set's own; a graph joins them at its end.
 // Equal inputs give the plans of WorkingSet. Decoded blocks stay in pinned memory of the working
 // set's own: EntrySource::WriteBack is not called.
 //

@@ -54,7 +54,7 @@ GpuWorkingSetImpl::GpuWorkingSetImpl(GpuWorkingSetOptions options, gpu::Shape sh
       slots_(shape.slots) {}
 
 absl::Status GpuWorkingSetImpl::CreateStreams() {
-  for (cuda::Stream* stream : {&predict_, &select_, &transfer_}) {
+  for (cuda::Stream* stream : {&predict_, &select_, &transfer_[0], &transfer_[1]}) {
     OASISKV_ASSIGN_OR_RETURN(*stream, cuda::Stream::Create(options_.priority));
   }
   OASISKV_ASSIGN_OR_RETURN(admit_, cuda::Stream::Create(0));
@@ -122,7 +122,7 @@ absl::Status GpuWorkingSetImpl::Synchronize() {
     OASISKV_RETURN_IF_ERROR(CheckOutsideCapture("a host-synchronous call", step_));
     OASISKV_CUDA_RETURN(cudaStreamSynchronize(step_));
   }
-  for (const cuda::Stream* stream : {&predict_, &select_, &transfer_}) {
+  for (const cuda::Stream* stream : {&predict_, &select_, &transfer_[0], &transfer_[1]}) {
     OASISKV_CUDA_RETURN(cudaStreamSynchronize(stream->get()));
   }
   return absl::OkStatus();

@@ -63,7 +63,7 @@ class GpuWorkingSetImpl final : public GpuWorkingSet {
     Mark ranked;             // predict stream
     Mark selected;           // select stream
     Mark attended;           // step stream: attention is done
-    Mark transferred;        // transfer stream
+    Mark transferred;        // a transfer stream
     bool submitted = false;  // between Submit and AttentionDone
   };
 
@@ -93,8 +93,10 @@ class GpuWorkingSetImpl final : public GpuWorkingSet {
   const gpu::Shape shape_;
   DeviceMemory memory_;
   gpu::GatherOptions gather_;
-  cuda::Stream predict_, select_, transfer_, admit_;
-  Mark joined_[3];
+  // Layers transfer on two streams in turn: while one layer's last bytes arrive and its commit
+  // runs, the link is busy with the next one's.
+  cuda::Stream predict_, select_, transfer_[2], admit_;
+  Mark joined_[4];
   std::vector<LayerMarks> layers_;
   cudaStream_t step_ = nullptr;  // of the last SetRows
   bool stepped_ = false;

@@ -132,26 +132,27 @@ absl::Status GpuWorkingSetImpl::AttentionDone(LayerIndex layer, GpuStream stream
                                      "a capture holds whole steps",
                                      l));
   }
-  OASISKV_RETURN_IF_ERROR(marks.selected.Lead(transfer_.get()));
+  const cudaStream_t transfer = transfer_[l % 2].get();
+  OASISKV_RETURN_IF_ERROR(marks.selected.Lead(transfer));
   if (proxy_ != nullptr && submitted) {
     OASISKV_RETURN_IF_ERROR(
         Launched("AwaitMisses", layer,
                  gpu::AwaitMisses(shape_, l, memory_.plans[l], memory_.sources, memory_.boxes[l],
-                                  limit_ns(), when_late(), memory_.error, transfer_.get())));
+                                  limit_ns(), when_late(), memory_.error, transfer)));
   }
-  OASISKV_RETURN_IF_ERROR(marks.attended.Lead(transfer_.get()));
+  OASISKV_RETURN_IF_ERROR(marks.attended.Lead(transfer));
   const gpu::LayerMemory& mem = memory_.layers[l];
   const gpu::Plan& plan = memory_.plans[l];
   OASISKV_RETURN_IF_ERROR(Launched(
       "Gather", layer,
-      gpu::Gather(shape_, l, mem, plan, memory_.sources, gather_, memory_.error, transfer_.get())));
-  OASISKV_RETURN_IF_ERROR(Launched("WriteBack", layer,
-                                   gpu::WriteBack(shape_, l, mem, memory_.rows, memory_.sources, 0,
-                                                  memory_.error, transfer_.get())));
+      gpu::Gather(shape_, l, mem, plan, memory_.sources, gather_, memory_.error, transfer)));
+  OASISKV_RETURN_IF_ERROR(Launched(
+      "WriteBack", layer,
+      gpu::WriteBack(shape_, l, mem, memory_.rows, memory_.sources, 0, memory_.error, transfer)));
   OASISKV_RETURN_IF_ERROR(Launched("Commit", layer,
                                    gpu::Commit(shape_, l, mem, memory_.rows, plan, memory_.sources,
-                                               memory_.counters, memory_.error, transfer_.get())));
-  return marks.transferred.Record(transfer_.get());
+                                               memory_.counters, memory_.error, transfer)));
+  return marks.transferred.Record(transfer);
 }
 
 absl::Status GpuWorkingSetImpl::Wait(LayerIndex layer, GpuStream stream) {
@@ -240,8 +241,8 @@ absl::Status GpuWorkingSetImpl::SampleAgreement(LayerIndex layer, const void* qu
 }
 
 absl::Status GpuWorkingSetImpl::Join(cudaStream_t stream) {
-  const cuda::Stream* const background[] = {&predict_, &select_, &transfer_};
-  for (int i = 0; i < 3; ++i) {
+  const cuda::Stream* const background[] = {&predict_, &select_, &transfer_[0], &transfer_[1]};
+  for (int i = 0; i < 4; ++i) {
     OASISKV_RETURN_IF_ERROR(joined_[i].Record(background[i]->get()));
     OASISKV_RETURN_IF_ERROR(joined_[i].WaitIfSame(stream));
   }
