@@ -154,6 +154,7 @@ absl::Status HostPool::Map() {
         absl::StrCat("mapping ", bytes_, " bytes of host memory: ", std::strerror(errno)));
   }
   memory_ = static_cast<std::byte*>(memory);
+  madvise(memory, bytes_, MADV_HUGEPAGE);  // fewer page faults; small pages do as well
   // Touched by many threads: the kernel zeroes a page at its first touch.
   const uint32_t threads = std::clamp(std::thread::hardware_concurrency(), 1u, 16u);
   std::vector<std::thread> running;

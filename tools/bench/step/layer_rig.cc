@@ -236,7 +236,7 @@ absl::StatusOr<LayerStageSeconds> LayerRig::StageSeconds(uint32_t warmup, uint32
 absl::StatusOr<Calibration> CalibrateChurn(const Model& model, std::shared_ptr<const HostPool> pool,
                                            uint32_t resident, double wanted, double tolerance,
                                            cudaStream_t stream) {
-  constexpr uint32_t kPairs = 128, kSteps = 6, kTurns = 24;
+  constexpr uint32_t kPairs = 128, kSteps = 12, kTurns = 24;
   LayerRigOptions options;
   options.rows = std::max(1u, kPairs / model.kv_heads);
   options.resident = resident;

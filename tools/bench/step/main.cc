@@ -38,8 +38,9 @@ ABSL_FLAG(uint32_t, steps, 20, "Steps of a round.");
 ABSL_FLAG(uint32_t, warmup, 60,
           "Steps before the rounds, which bring the residents to where they "
           "stay.");
-ABSL_FLAG(uint32_t, gather_ctas, 4, "CTAs of the gather kernel.");
-ABSL_FLAG(uint32_t, gather_threads, 1024, "Threads of one of them.");
+ABSL_FLAG(uint32_t, gather_ctas, 8, "CTAs of the gather kernel.");
+ABSL_FLAG(uint32_t, gather_threads, 512,
+          "Threads of one of them. One of 1024 needs a multiprocessor to itself.");
 ABSL_FLAG(uint32_t, devices, 1, "GPUs; each runs the same.");
 ABSL_FLAG(std::string, sides, "both", "both, dense or sparse.");
 ABSL_FLAG(bool, eager, false, "Launch kernel by kernel instead of one graph a step.");

@@ -25,7 +25,7 @@
 namespace oasiskv::bench::step {
 namespace {
 
-constexpr double kChurnTolerance = 0.5;
+constexpr double kChurnTolerance = 0.15;
 
 // Thread contract: one thread, on its device.
 class DeviceRun {
