@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <ucp/api/ucp.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +24,8 @@ constexpr int kMaxRounds = 64;
 // How often waiting peers are looked at, and closing ones.
 constexpr Duration kCheckInterval = std::chrono::milliseconds(100);
 constexpr Duration kCloseInterval = std::chrono::milliseconds(10);
+// How often the thread looks around by itself when there are peers on RDMA lanes.
+constexpr Duration kLookInterval = std::chrono::milliseconds(200);
 // How often clients that do without the daemon are asked whether they are there.
 constexpr Duration kPingInterval = std::chrono::seconds(5);
 
@@ -162,12 +163,13 @@ void Server::Run() {
 
 MonotonicTime Server::SleepUntil(MonotonicTime now) const {
   if (!closing_.empty()) return now + kCloseInterval;
-  bool pings = false;
+  bool looks = false;
   for (const auto& [endpoint, peer] : peers_) {
-    if (!peer->greeted() || !peer->idle()) return now + kCheckInterval;
-    pings = pings || peer->pinged();
+    if (!peer->greeted() || peer->offered() || !peer->idle()) return now + kCheckInterval;
+    looks = looks || peer->pinged();
   }
-  return pings ? std::max(next_ping_, now + kCheckInterval) : MonotonicTime::max();
+  // Over RDMA lanes an event was seen not to wake the thread.
+  return looks ? now + kLookInterval : MonotonicTime::max();
 }
 
 // Over RDMA lanes a client whose machine is gone is noticed by what is sent to it, and by nothing
