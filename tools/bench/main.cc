@@ -1,11 +1,14 @@
 // oasis-bench: measures the data path, always beside the ceiling of the same machine, and compares
 // the bytes.
 //
-//   oasis-bench fetch    random entries in batches: GB/s, latency, CPU, by fabric, entry size and
-//   batch oasis-bench attach   latency of an attach by number of frames
+//   oasis-bench fetch    random entries in batches: GB/s, latency, CPU, by fabric, entry size,
+//   batch oasis-bench attach   latency of an attach by number of frames oasis-bench step     a
+//   decode step on GPUs: oasis-step-bench beside this program
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -135,18 +138,35 @@ absl::Status Run(const std::string& operation) {
   }
   return MakeError(ErrorCode::kInvalidArgument,
                    absl::StrCat("unknown operation '", operation,
-                                "'; there are: fetch, attach (--help tells more)"));
+                                "'; there are: fetch, attach, step (--help tells more)"));
+}
+
+// A program of its own, because it needs CUDA and nothing of the data path. Does not return unless
+// it cannot be started.
+int StartStepBench(char** arguments) {
+  const std::string program =
+      std::filesystem::read_symlink("/proc/self/exe").parent_path() / "oasis-step-bench";
+  ::execv(program.c_str(), arguments);
+  std::fprintf(stderr,
+               "oasis-bench step: cannot start %s: %s; it is built where nvcc is found, see "
+               "OASISKV_CUDA\n",
+               program.c_str(), std::strerror(errno));
+  return 1;
 }
 
 }  // namespace
 }  // namespace oasiskv::bench
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "step") == 0) {
+    return oasiskv::bench::StartStepBench(argv + 1);
+  }
   absl::SetProgramUsageMessage(
       "oasis-bench OPERATION [flags]\n"
       "  fetch    random entries in batches: GB/s, latency and CPU beside the ceiling of the same "
       "run\n"
       "  attach   latency of an attach by number of frames\n"
+      "  step     a decode step on GPUs (oasis-bench step --help)\n"
       "A wrong byte or any other failure ends it with status 1, a wrong call with 2.");
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   if (rest.size() != 2) {
