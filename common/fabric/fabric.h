@@ -124,8 +124,8 @@ class BufferRegistration {
 
 // Memory of a GPU (or of another device) that is known to the kernel as a dma-buf.
 struct DeviceBuffer {
-  int dmabuf_fd = -1;    // only needed while it is registered
-  uint64_t offset = 0;   // of the first byte in the dma-buf
+  int dmabuf_fd = -1;   // only needed while it is registered
+  uint64_t offset = 0;  // of the first byte in the dma-buf
   uint64_t bytes = 0;
   uint64_t address = 0;  // of the first byte, as the device counts: pieces name it by this
 };
