@@ -15,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "oasiskv/gpu_working_set.h"
 #include "tests/gpu/local_source.h"
+#include "tests/unit/working_set_model.h"
 
 namespace oasiskv::gpu_test {
 
@@ -70,11 +71,16 @@ class Drive {
   void CompareTotals();
 
  private:
+  // Of the plan that a request's pages wait for: there is none, it is LastPlan, or a later plan has
+  // taken its place.
+  enum class Planned { kNothing, kLast, kGone };
   struct Request {
     std::shared_ptr<FakeSource> cpu, gpu;
-    std::vector<uint64_t> next_token;  // by layer
-    std::vector<char> planned;         // by layer: the last plan there is of this request, too
-    bool skipped = false;              // its last step predicted nothing
+    std::vector<uint64_t> next_token;             // by layer
+    std::vector<Planned> planned;                 // by layer
+    std::vector<std::vector<int32_t>> predicted;  // by layer, in the step that planned
+    std::unique_ptr<RequestModel> model;
+    bool skipped = false;  // its last step predicted nothing
   };
   struct Given {  // memory of an engine's own
     cuda::DeviceBuffer k, v, table;
@@ -85,6 +91,8 @@ class Drive {
   void Join();
   void Step(const std::vector<RequestSlot>& rows, bool predict);
   void Compare(uint32_t layer, RequestSlot slot);
+  std::vector<int32_t> Prediction(const Request& request, uint32_t layer,
+                                  const float* queries) const;
   void ComparePlan(uint32_t layer, RequestSlot slot, const std::vector<int32_t>& map);
   void CompareResolved(const GpuResolved& resolved, const std::vector<RequestSlot>& rows);
 

@@ -106,7 +106,7 @@ class GpuTest(unittest.TestCase):
         with oasiskv.GpuWorkingSet(GEOMETRY, HEADS, resident_blocks=2, fetch_ratio=1.0) as gpu:
             slot = gpu.admit(oasiskv.Source(reader))
             gpu.set_rows([slot], self.stream)
-            client.release_sequence("gpu-stale", IDENTITY)
+            self.assertEqual(client.abort("gpu-stale", IDENTITY, "test"), 1)
             rng = np.random.default_rng(1)
             with self.assertRaises(oasiskv.Stale):
                 for _ in range(20):
