@@ -46,6 +46,7 @@ struct GpuWorkingSetOptions {
   // The gather kernel's grid. 4 CTAs fill a link; more disturb the kernels beside.
   uint32_t gather_ctas = 4;
   uint32_t gather_threads = 1024;
+  uint32_t gather_loads = 4;  // 16-byte loads in flight of a thread: 4 or 8
   // Of the background streams, as cudaStreamCreateWithPriority has it (lower goes first).
   int priority = 0;
   // False: every source must be this host's memory, and a step carries no kernels for the others.

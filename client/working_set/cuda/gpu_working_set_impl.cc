@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "client/working_set/cuda/gpu_admission.h"
 #include "client/working_set/options.h"
 #include "client/working_set/stats_book.h"
 #include "common/cuda/status.h"
@@ -49,7 +50,9 @@ GpuWorkingSetImpl::GpuWorkingSetImpl(GpuWorkingSetOptions options, gpu::Shape sh
     : options_(std::move(options)),
       shape_(shape),
       memory_(std::move(memory)),
-      gather_{.ctas = options_.gather_ctas, .threads = options_.gather_threads},
+      gather_{.ctas = options_.gather_ctas,
+              .threads = options_.gather_threads,
+              .loads = options_.gather_loads},
       layers_(shape.layers),
       slots_(shape.slots) {}
 

@@ -93,6 +93,7 @@ absl::StatusOr<GatherRig> GatherRig::Create(const Model& model, const HostPool& 
   s.cap = kResident;
   rig.grid_.ctas = grid.ctas;
   rig.grid_.threads = grid.threads;
+  rig.grid_.loads = grid.loads;
 
   // Blocks of the rig's one layer are all (layer, block) of all sequences of the pool.
   const Geometry& g = pool.geometry();

@@ -202,7 +202,7 @@ absl::StatusOr<LayerStageSeconds> LayerRig::StageSeconds(uint32_t warmup, uint32
   auto* sources = sources_.As<gpu::HeadSource>();
   auto* counters = counters_.As<gpu::SlotCounters>();
   auto* errors = errors_.As<gpu::ErrorWord>();
-  const gpu::GatherOptions grid{options_.grid.ctas, options_.grid.threads};
+  const gpu::GatherOptions grid{options_.grid.ctas, options_.grid.threads, options_.grid.loads};
   for (uint32_t step = 0; step < warmup + steps; ++step) {
     OASISKV_RETURN_IF_ERROR(walk_.Advance(stream_));
     OASISKV_RETURN_IF_ERROR(mark(0));

@@ -41,6 +41,7 @@ ABSL_FLAG(uint32_t, warmup, 60,
 ABSL_FLAG(uint32_t, gather_ctas, 8, "CTAs of the gather kernel.");
 ABSL_FLAG(uint32_t, gather_threads, 512,
           "Threads of one of them. One of 1024 needs a multiprocessor to itself.");
+ABSL_FLAG(uint32_t, gather_loads, 8, "16-byte loads in flight of a thread: 4 or 8.");
 ABSL_FLAG(uint32_t, devices, 1, "GPUs; each runs the same.");
 ABSL_FLAG(std::string, sides, "both", "both, dense or sparse.");
 ABSL_FLAG(bool, eager, false, "Launch kernel by kernel instead of one graph a step.");
@@ -105,7 +106,11 @@ absl::StatusOr<RunOptions> OptionsFromFlags() {
   o.rounds = absl::GetFlag(FLAGS_rounds);
   o.steps = absl::GetFlag(FLAGS_steps);
   o.warmup = absl::GetFlag(FLAGS_warmup);
-  o.grid = {absl::GetFlag(FLAGS_gather_ctas), absl::GetFlag(FLAGS_gather_threads)};
+  o.grid = {absl::GetFlag(FLAGS_gather_ctas), absl::GetFlag(FLAGS_gather_threads),
+            absl::GetFlag(FLAGS_gather_loads)};
+  if (o.grid.loads != 4 && o.grid.loads != 8) {
+    return Refuse(absl::StrCat("--gather_loads=", o.grid.loads, " is neither 4 nor 8"));
+  }
   o.devices = absl::GetFlag(FLAGS_devices);
   if (o.rounds == 0 || o.steps == 0 || o.devices == 0 || o.grid.ctas == 0) {
     return Refuse("--rounds, --steps, --devices and --gather_ctas must be above 0");

@@ -51,7 +51,7 @@ struct RunInfo {
   uint32_t devices = 1, context = 0, resident = 0, rounds = 0, steps = 0;
   uint64_t hbm = 0, weights = 0, host_bytes = 0;
   uint32_t host_sequences = 0;
-  uint32_t gather_ctas = 0, gather_threads = 0;
+  uint32_t gather_ctas = 0, gather_threads = 0, gather_loads = 0;
   double walk = 0;  // a of the queries' walk
 };
 

@@ -80,6 +80,7 @@ absl::Status DeviceRun::Prepare() {
   info.weights = o_.model.weight_bytes();
   info.gather_ctas = o_.grid.ctas;
   info.gather_threads = o_.grid.threads;
+  info.gather_loads = o_.grid.loads;
   int least = 0, greatest = 0;
   OASISKV_CUDA_RETURN(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   OASISKV_ASSIGN_OR_RETURN(stream_, cuda::Stream::Create(least));

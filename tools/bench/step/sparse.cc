@@ -41,6 +41,7 @@ class SparseSide {
   absl::Status MakeWorkingSet(std::shared_ptr<const HostPool> pool);
   absl::Status MakeAttention();
   absl::Status Attention(uint32_t layer, StageClock* clock);
+  absl::Status Predict(uint32_t layer, const std::byte* queries);
   absl::Status ReadDraft(StageClock* clock);
 
   const Model model_;
@@ -99,6 +100,7 @@ absl::Status SparseSide::MakeWorkingSet(std::shared_ptr<const HostPool> pool) {
   o.remote_sources = false;
   o.gather_ctas = options_.grid.ctas;
   o.gather_threads = options_.grid.threads;
+  o.gather_loads = options_.grid.loads;
   // Above the step's: its CTAs go first wherever a multiprocessor has room, so that the link does
   // not wait for the end of a large grid.
   o.priority = greatest;
@@ -166,7 +168,19 @@ absl::Status SparseSide::ReadDraft(StageClock* clock) {
   });
 }
 
+// Predicts a layer's next step and lets its transfer go.
+absl::Status SparseSide::Predict(uint32_t layer, const std::byte* queries) {
+  return working_set_->Submit(LayerIndex(layer), queries, GpuQueryType::kBFloat16,
+                              model_.query_columns(), stream_);
+}
+
 absl::Status SparseSide::Step(StageClock* clock) {
+  // The last layer's prediction is made here and not at the end of the step before: a graph's
+  // transfers end with it, and the link would idle until the first layer's attention is done. What
+  // was the draft row then is the token row now.
+  const uint32_t last = model_.layers - 1;
+  OASISKV_RETURN_IF_ERROR(Predict(last, walk_.OfLayer(last)));
+  OASISKV_RETURN_IF_ERROR(working_set_->AttentionDone(LayerIndex(last), stream_));
   for (uint32_t layer = 0; layer < model_.layers; ++layer) {
     const LayerIndex at(layer);
     OASISKV_RETURN_IF_ERROR(foreground_->BeforeAttention(layer, clock));
@@ -176,10 +190,11 @@ absl::Status SparseSide::Step(StageClock* clock) {
       return working_set_->Append(at, foreground_->keys(), foreground_->values(),
                                   foreground_->qkv_stride(), stream_);
     }));
-    OASISKV_RETURN_IF_ERROR(working_set_->Submit(
-        at, walk_.DraftsOfLayer(layer), GpuQueryType::kBFloat16, model_.query_columns(), stream_));
+    if (layer != last) {
+      OASISKV_RETURN_IF_ERROR(Predict(layer, walk_.DraftsOfLayer(layer)));
+    }
     OASISKV_RETURN_IF_ERROR(Attention(layer, clock));
-    OASISKV_RETURN_IF_ERROR(working_set_->AttentionDone(at, stream_));
+    if (layer != last) OASISKV_RETURN_IF_ERROR(working_set_->AttentionDone(at, stream_));
     OASISKV_RETURN_IF_ERROR(foreground_->AfterAttention(layer, clock));
   }
   OASISKV_RETURN_IF_ERROR(foreground_->Finish(clock));

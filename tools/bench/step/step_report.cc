@@ -67,10 +67,10 @@ void PrintTables(const RunOptions& o, const DeviceResults& results) {
               Giga(c.hbm_copy));
   if (o.sparse) {
     std::printf(
-        "; link: copy engine %.1f, gather alone %.1f (%u CTAs x %u), gather beside a "
+        "; link: copy engine %.1f, gather alone %.1f (%u CTAs x %u x %u), gather beside a "
         "reading kernel %.1f (which reads %.0f)",
         Giga(c.copy_engine), Giga(c.gather_alone), info.gather_ctas, info.gather_threads,
-        Giga(c.gather_beside), Giga(c.hbm_read_beside));
+        info.gather_loads, Giga(c.gather_beside), Giga(c.hbm_read_beside));
     std::printf(
         "\nhost memory: %.1f GB, %u distinct sequences a GPU, which requests share; "
         "churn asked %.1f, measured %.2f of %u",
@@ -120,7 +120,8 @@ void PrintJson(const RunOptions& o, const DeviceResults& results) {
                                  {"rounds", info.rounds},
                                  {"steps", info.steps},
                                  {"gather_ctas", info.gather_ctas},
-                                 {"gather_threads", info.gather_threads}};
+                                 {"gather_threads", info.gather_threads},
+                                 {"gather_loads", info.gather_loads}};
   const Ceilings& c = results.ceilings;
   nlohmann::json j = common;
   j.update({{"kind", "ceilings"},
