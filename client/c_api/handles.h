@@ -6,6 +6,7 @@
 #include "oasiskv/client.h"
 #include "oasiskv/gpu_working_set.h"
 #include "oasiskv/oasiskv.h"
+#include "oasiskv/oasiskv_gpu.h"
 #include "oasiskv/sequence_source.h"
 #include "oasiskv/working_set.h"
 

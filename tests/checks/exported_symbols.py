@@ -1,6 +1,6 @@
 """What liboasiskv.so exports is what the public headers declare. Usage: exported_symbols.py LIBOASISKV.SO ROOT
 
-C functions: exactly those that oasiskv.h declares. C++: members of classes and functions that the public headers mark
+C functions: exactly those that oasiskv.h and oasiskv_gpu.h declare. C++: members of classes and functions that the public headers mark
 with OASISKV_EXPORT (each of which must be there), their tables and type information; nothing of an Impl, nothing of a
 library.
 """

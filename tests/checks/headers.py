@@ -1,7 +1,7 @@
 """Every header compiles alone, and has a guard. Usage: headers.py ROOT CXX [FLAGS...]
 
 A header whose own source (same stem) includes it first is proven by the build; every other one is compiled here. Public
-headers always are, with nothing but the public include folders; `oasiskv.h` as C too. Others see the whole tree.
+headers always are, with nothing but the public include folders; those of the C ABI as C too. Others see the whole tree.
 """
 
 import concurrent.futures
@@ -35,7 +35,7 @@ def compile_alone(root, header, compiler, flags):
     if not name.startswith(PUBLIC):
         folders.append(root)
     languages = [("c++", ["-std=c++20"])]
-    if header.name == "oasiskv.h":
+    if header.name in ("oasiskv.h", "oasiskv_gpu.h"):
         languages.append(("c", ["-std=c11"]))
     source = f'#include "{root / header}"\n'
     for language, standard in languages:

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "oasiskv/oasiskv.h"
+#include "oasiskv/oasiskv_gpu.h"
 #include "tests/integration/client_fixture.h"
 
 namespace oasiskv::testing {

@@ -1,4 +1,4 @@
-"""Loads liboasiskv.so and declares the C ABI (oasiskv.h); nothing outside the package needs this module.
+"""Loads liboasiskv.so and declares the C ABI (oasiskv.h, oasiskv_gpu.h); nothing outside the package needs this module.
 
 ctypes.CDLL drops the GIL for the length of every call.
 """

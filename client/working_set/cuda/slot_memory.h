@@ -1,4 +1,4 @@
-// What a request brings to its slot: where its blocks lie, and the first of them in HBM.
+// What a request holds while it has a slot, and what slots share.
 #pragma once
 
 #include <cstdint>
@@ -60,12 +60,6 @@ struct AdmissionContext {
   SlotPool& pool;
   cudaStream_t stream;
 };
-
-// Fills slot `slot` from `source`, as WorkingSet::Admit does; returns when the device has it all.
-// After an error the slot is as free as before.
-absl::StatusOr<std::unique_ptr<SlotMemory>> AdmitToSlot(const AdmissionContext& context,
-                                                        std::shared_ptr<EntrySource> source,
-                                                        uint32_t slot);
 
 // Makes the slot's frame tables empty, so that a row that should not name it any more reads
 // nothing.
