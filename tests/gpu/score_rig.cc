@@ -164,7 +164,7 @@ void ScoreRig::MakeQueries() {
   if (options_.special_queries) {
     for (size_t i = 0; i < raw.size() / bytes; ++i) {
       if (random_() % 64 != 0) continue;
-      const uint32_t special = SpecialBits(element, std::array{0u, 6u, 1u, 3u}[random_() % 4]);
+      const uint32_t special = SpecialBits(element, std::array{0u, 6u, 1u, 3u, 9u}[random_() % 5]);
       std::memcpy(&raw[i * bytes], &special, bytes);
     }
   }

@@ -43,6 +43,10 @@ __device__ inline float LoadQuery(const void* queries, QueryType type, int64_t i
   return static_cast<const float*>(queries)[index];
 }
 
+__device__ inline float2 LoadQueryPair(const void* queries, QueryType type, int64_t index) {
+  return make_float2(LoadQuery(queries, type, index), LoadQuery(queries, type, index + 1));
+}
+
 // A number that grows with the score; 0 for NaN, below every number's. -0.0 counts as 0.0.
 __device__ inline uint32_t OrderOf(float score) {
   if (score != score) return 0;

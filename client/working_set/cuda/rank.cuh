@@ -1,48 +1,78 @@
-// The k greatest of keys in shared memory, by one CTA.
+// The k greatest of keys in shared memory, by four warps of a CTA.
 #pragma once
 
 #include <cstdint>
 
+#include "client/working_set/cuda/barrier.cuh"
+
 namespace oasiskv::gpu {
 
-inline constexpr uint32_t kRankThreads = 256;
+inline constexpr uint32_t kRankThreads = 128;
 inline constexpr uint32_t kRankWarps = kRankThreads / 32;
+inline constexpr uint32_t kRankDigits = 256;
 
-// Shared memory of RankKeys. `winners` has room for RankWinners(k).
+// Among the kRankThreads threads only.
+__device__ inline void RankSync() { NamedWait(1, kRankThreads); }
+
+// Shared memory of RankKeys. `winners` has room for RankRoom(k).
 struct RankScratch {
   uint64_t* winners;
-  uint32_t* histogram;  // [kRankThreads]
+  uint32_t* histogram;  // [kRankDigits]
   uint32_t* words;      // [kRankWords]
 };
-inline constexpr uint32_t kRankWords = 4 + 2 * kRankWarps;
-__host__ __device__ inline uint32_t RankWinners(uint32_t k) {
-  uint32_t n = 64;
-  while (n < k) n *= 2;
-  return n;
+inline constexpr uint32_t kRankWords = 4 + 2 * kRankWarps;  // what warps tell each other
+// A power of two, at least 64.
+__host__ __device__ inline uint32_t SortSize(uint32_t n) {
+  uint32_t size = 64;
+  while (size < n) size *= 2;
+  return size;
 }
+__host__ __device__ inline uint32_t RankRoom(uint32_t k) { return 2 * SortSize(k); }
 
-// Where the wanted keys end: keys above `threshold` are wanted, and the first `ties` that equal it.
+// Which keys are sorted: those above `threshold`, and the first `ties` that equal it; `count` in
+// all.
 struct RankCut {
   uint32_t threshold;
   uint32_t ties;
+  uint32_t count;
 };
 
-// Radix select, 8 bits at a time from the top. Pre-condition: 0 < k < n.
+// Radix select of 8 bits at a time, from the highest bit in which keys differ; it ends as soon as
+// few enough are left to sort. Pre-condition: 0 < k < n.
 __device__ inline RankCut FindCut(const uint32_t* keys, uint32_t n, uint32_t k,
-                                  const RankScratch& scratch) {
-  const uint32_t tid = threadIdx.x;
-  uint32_t prefix = 0, mask = 0, need = k;
-  for (int shift = 24;; shift -= 8) {
-    scratch.histogram[tid] = 0;
-    __syncthreads();
+                                  const RankScratch& scratch, uint32_t tid) {
+  uint32_t least = ~0u, greatest = 0;
+  for (uint32_t i = tid; i < n; i += kRankThreads) {
+    least = min(least, keys[i]);
+    greatest = max(greatest, keys[i]);
+  }
+  least = __reduce_min_sync(~0u, least);
+  greatest = __reduce_max_sync(~0u, greatest);
+  uint32_t* const of_warps = scratch.words + 4;
+  if (tid % 32 == 0) {
+    of_warps[tid / 32] = least;
+    of_warps[kRankWarps + tid / 32] = greatest;
+  }
+  for (uint32_t d = tid; d < kRankDigits; d += kRankThreads) scratch.histogram[d] = 0;
+  RankSync();
+  for (uint32_t w = 0; w < kRankWarps; ++w) {
+    least = min(least, of_warps[w]);
+    greatest = max(greatest, of_warps[kRankWarps + w]);
+  }
+  if (least == greatest) return {least, k, k};
+  int shift = max(24 - __clz(least ^ greatest), 0);
+  uint32_t mask = shift == 24 ? 0 : ~0u << (shift + 8);
+  uint32_t prefix = greatest & mask, need = k;
+  for (;;) {
     for (uint32_t i = tid; i < n; i += kRankThreads) {
       const uint32_t key = keys[i];
       if ((key & mask) == prefix) atomicAdd(&scratch.histogram[(key >> shift) & 255], 1u);
     }
-    __syncthreads();
+    RankSync();
     if (tid < 32) {  // lane l has eight digits, from 255 - 8 l downwards
-      uint32_t sum = 0;
-      for (uint32_t b = 0; b < 8; ++b) sum += scratch.histogram[255 - 8 * tid - b];
+      uint32_t counts[8], sum = 0;
+#pragma unroll
+      for (uint32_t b = 0; b < 8; ++b) sum += counts[b] = scratch.histogram[255 - 8 * tid - b];
       uint32_t upto = sum;
       for (uint32_t d = 1; d < 32; d *= 2) {
         const uint32_t other = __shfl_up_sync(~0u, upto, d);
@@ -50,28 +80,36 @@ __device__ inline RankCut FindCut(const uint32_t* keys, uint32_t n, uint32_t k,
       }
       uint32_t above = upto - sum;
       if (above < need && need <= upto) {  // one lane
-        uint32_t digit = 255 - 8 * tid;
-        while (above + scratch.histogram[digit] < need) above += scratch.histogram[digit--];
-        scratch.words[0] = digit;
-        scratch.words[1] = above;
-        scratch.words[2] = scratch.histogram[digit];
+#pragma unroll
+        for (uint32_t b = 0; b < 8; ++b) {
+          if (above < need && need <= above + counts[b]) {
+            scratch.words[0] = 255 - 8 * tid - b;
+            scratch.words[1] = above;
+            scratch.words[2] = counts[b];
+          }
+          above += counts[b];
+        }
       }
     }
-    __syncthreads();
+    RankSync();
     const uint32_t count = scratch.words[2];
     need -= scratch.words[1];
     prefix |= scratch.words[0] << shift;
     mask |= 255u << shift;
-    // All of this digit are wanted; then prefix > 0, for not all of the n keys are.
-    if (count == need) return {prefix - 1, 0};
-    if (shift == 0) return {prefix, need};
+    // All of this digit, more than wanted, are sorted; not where that would be all n.
+    const uint32_t all = k - need + count;
+    if (all <= RankRoom(k) && prefix != 0) return {prefix - 1, 0, all};
+    if (shift == 0) return {prefix, need, k};
+    shift = max(shift - 8, 0);
+    for (uint32_t d = tid; d < kRankDigits; d += kRankThreads) scratch.histogram[d] = 0;
+    RankSync();
   }
 }
 
 // Puts the wanted keys into scratch.winners, each above the complement of its index.
 __device__ inline void Compact(const uint32_t* keys, uint32_t n, RankCut cut,
-                               const RankScratch& scratch) {
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+                               const RankScratch& scratch, uint32_t tid) {
+  const uint32_t warp = tid / 32, lane = tid % 32;
   const uint32_t each = (n + kRankThreads - 1) / kRankThreads * 32;
   const uint32_t begin = min(n, warp * each), end = min(n, begin + each);
   uint32_t* const greater = scratch.words + 4;
@@ -88,7 +126,7 @@ __device__ inline void Compact(const uint32_t* keys, uint32_t n, RankCut cut,
     greater[warp] = above;
     equal[warp] = same;
   }
-  __syncthreads();
+  RankSync();
   uint32_t all_above = 0;
   above = same = 0;
   for (uint32_t w = 0; w < kRankWarps; ++w) {
@@ -119,10 +157,10 @@ __device__ inline void Compact(const uint32_t* keys, uint32_t n, RankCut cut,
 
 // Bitonic, greatest first. n: a power of two, at least 64. A warp's 32 pairs at a stride of 32 or
 // less lie in 64 neighbours, which are its own until the stride grows again.
-__device__ inline void SortWinners(uint64_t* winners, uint32_t n) {
+__device__ inline void SortWinners(uint64_t* winners, uint32_t n, uint32_t tid) {
   for (uint32_t size = 2; size <= n; size *= 2) {
     for (uint32_t stride = size / 2; stride > 0; stride /= 2) {
-      for (uint32_t t = threadIdx.x; t < n / 2; t += kRankThreads) {
+      for (uint32_t t = tid; t < n / 2; t += kRankThreads) {
         const uint32_t i = 2 * t - (t & (stride - 1));
         const uint64_t a = winners[i], b = winners[i + stride];
         if ((a < b) == ((i & size) == 0)) {
@@ -132,35 +170,37 @@ __device__ inline void SortWinners(uint64_t* winners, uint32_t n) {
       }
       const uint32_t next = stride > 1 ? stride / 2 : size;
       if (stride > 32 || next > 32) {
-        __syncthreads();
+        RankSync();
       } else {
         __syncwarp();
       }
     }
   }
-  __syncthreads();
+  RankSync();
 }
 
 // Indices of the k greatest of keys[0..n) into out[0..k), greatest first, equal ones by lower
-// index; where n < k the rest is -1. Called by kRankThreads threads, with the keys visible to all;
-// the caller puts a barrier between this and the next writing of keys or scratch.
+// index; where n < k the rest is -1. Called by kRankThreads threads, numbered by `tid`, with the
+// keys visible to all; nobody uses keys or scratch any more when one of them has left.
 __device__ inline void RankKeys(const uint32_t* keys, uint32_t n, uint32_t k, int32_t* out,
-                                const RankScratch& scratch) {
+                                const RankScratch& scratch, uint32_t tid) {
   const uint32_t found = min(n, k);
-  const uint32_t room = RankWinners(found);
-  for (uint32_t i = threadIdx.x; i < room; i += kRankThreads) {
+  RankCut cut{0, 0, n};
+  if (n > k) cut = FindCut(keys, n, k, scratch, tid);
+  const uint32_t size = SortSize(cut.count);
+  for (uint32_t i = tid; i < size; i += kRankThreads) {
     scratch.winners[i] = i < n && n <= k ? (uint64_t{keys[i]} << 32) | ~i : 0;
   }
-  __syncthreads();
+  RankSync();
   if (n > k) {
-    const RankCut cut = FindCut(keys, n, k, scratch);
-    Compact(keys, n, cut, scratch);
-    __syncthreads();
+    Compact(keys, n, cut, scratch, tid);
+    RankSync();
   }
-  SortWinners(scratch.winners, room);
-  for (uint32_t i = threadIdx.x; i < k; i += kRankThreads) {
+  SortWinners(scratch.winners, size, tid);
+  for (uint32_t i = tid; i < k; i += kRankThreads) {
     out[i] = i < found ? static_cast<int32_t>(~static_cast<uint32_t>(scratch.winners[i])) : -1;
   }
+  RankSync();
 }
 
 }  // namespace oasiskv::gpu

@@ -9,7 +9,10 @@ namespace oasiskv::gpu {
 namespace {
 
 constexpr uint32_t kFewHeads = 4, kManyHeads = 8;  // query heads of a pass
-constexpr uint32_t kStoredBytes = 48 << 10;        // of sums that kNormalizedMax keeps
+
+constexpr uint32_t kFewestStages = 1, kMostStages = 3;
+constexpr uint32_t kMostCtas = 8;                           // of a cluster
+constexpr uint32_t kMostGroup = 1024, kMostBlocks = 65536;  // sizes below fit 32 bits
 
 using ScoreKernelPointer = void (*)(ScoreArgs);
 
@@ -28,37 +31,43 @@ ScoreKernelPointer KernelOf(Element element) {
 
 // What a launch needs to know of the device.
 struct Device {
-  int processors = 0;
-  int shared_of_processor = 0, shared_of_cta = 0, reserved = 0;
+  uint32_t processors = 0;
+  uint32_t shared_of_cta = 0;
   cudaError_t Read() {
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
-    const auto read = [&](cudaDeviceAttr what, int* into) {
-      if (error == cudaSuccess) error = cudaDeviceGetAttribute(into, what, device);
+    const auto read = [&](cudaDeviceAttr what, uint32_t* into) {
+      int value = 0;
+      if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, what, device);
+      *into = static_cast<uint32_t>(value);
     };
     read(cudaDevAttrMultiProcessorCount, &processors);
-    read(cudaDevAttrMaxSharedMemoryPerMultiprocessor, &shared_of_processor);
     read(cudaDevAttrMaxSharedMemoryPerBlockOptin, &shared_of_cta);
-    read(cudaDevAttrReservedSharedMemoryPerBlock, &reserved);
     return error;
   }
 };
 
+uint32_t StreamWarps(uint32_t heads) {
+  return heads == kFewHeads ? kStreamWarps<kFewHeads> : kStreamWarps<kManyHeads>;
+}
+
 // Places everything behind the rings; returns the bytes in all.
 uint32_t Place(ScoreArgs* args, uint32_t heads) {
-  uint32_t at = kStreamWarps * args->stages * kStageBytes;
+  uint32_t at = StreamWarps(heads) * args->stages * kStageBytes;
   const auto take = [&at](uint32_t bytes) {
     const uint32_t place = at;
     at += (bytes + 15) / 16 * 16;
     return place;
   };
-  args->queries_at = take(args->query_dims * heads * 4);
-  args->winners_at = take(RankWinners(args->resident) * 8);
-  args->keys_at = take(args->max_blocks * 4);
-  args->histogram_at = take(kRankThreads * 4);
+  args->barriers_at = take(sizeof(ScoreBarriers));
+  args->works_at = take(PairList::kTable * sizeof(HeadWork));
+  args->queries_at = take(2 * QueryWords(args->query_dims, heads) * 4);
+  args->keys_at = take(2 * args->max_blocks * 4);
+  args->bounds_at = take(args->stored ? 2 * args->group * args->max_blocks * 4 : 0);
+  args->best_at = take(2 * args->group * 4);
+  args->winners_at = take(RankRoom(args->resident) * 8);
+  args->histogram_at = take(kRankDigits * 4);
   args->words_at = take(kRankWords * 4);
-  args->best_at = take(args->group * 4);
-  args->bounds_at = take(args->stored ? args->group * args->max_blocks * 4 : 0);
   return at;
 }
 
@@ -67,6 +76,9 @@ LaunchError CheckShape(const Shape& shape) {
     return "score: head_dim is not a multiple of 8";
   }
   if (shape.group == 0 || shape.resident == 0) return "score: group or resident blocks are 0";
+  if (shape.group > kMostGroup || shape.max_blocks > kMostBlocks) {
+    return "score: more than 1024 query heads of a KV head, or more than 65536 blocks";
+  }
   return nullptr;
 }
 
@@ -109,26 +121,28 @@ LaunchError ScoreTopKTuned(const Shape& shape, const LayerMemory& mem, const Row
   args.query_dims = args.steps * dims;
   args.passes = (shape.group + heads - 1) / heads;
   const bool normalized = shape.combine == GroupCombine::kNormalizedMax;
-  args.stored = normalized && uint64_t{shape.group} * shape.max_blocks * 4 <= kStoredBytes;
-  args.rounds = normalized && !args.stored ? 2 * args.passes : args.passes;
-
-  // The deepest rings with which two CTAs fit a multiprocessor; else whatever fits at all.
+  // Stored sums before deep rings, deep rings before shallow ones.
+  const uint32_t most = tuning.stages != 0 ? tuning.stages : kMostStages;
+  const uint32_t fewest = tuning.stages != 0 ? tuning.stages : kFewestStages;
   uint32_t bytes = 0;
-  const uint32_t half = device.shared_of_processor / 2 - device.reserved;
-  for (args.stages = tuning.stages != 0 ? tuning.stages : 3;; --args.stages) {
-    bytes = Place(&args, heads);
-    if (bytes <= half || args.stages == 2 || tuning.stages != 0) break;
-  }
-  if (bytes > static_cast<uint32_t>(device.shared_of_cta)) {
+  const auto fits = [&](bool stored) {
+    args.stored = stored;
+    args.rounds = normalized && !stored ? 2 * args.passes : args.passes;
+    for (args.stages = most; args.stages >= fewest; --args.stages) {
+      bytes = Place(&args, heads);
+      if (bytes <= device.shared_of_cta) return true;
+    }
+    return false;
+  };
+  if (!(normalized && fits(true)) && !fits(false)) {
     return "score: max_blocks, resident blocks or head_dim too large for the shared memory of a "
-           "multiprocessor (one key of 4 bytes a block)";
+           "multiprocessor (8 bytes a block)";
   }
-  uint32_t ctas = tuning.ctas != 0 ? tuning.ctas : bytes <= half ? 2 : 1;
 
   // Few pairs are spread over clusters, as long as every warp keeps a tile or more.
   args.cluster = 1;
-  while (args.cluster < 8 && pairs * args.cluster * 2 <= device.processors * ctas &&
-         shape.max_blocks >= args.cluster * 2 * kStreamWarps * kTileBlocks) {
+  while (args.cluster < kMostCtas && pairs * args.cluster * 2 <= device.processors &&
+         shape.max_blocks >= args.cluster * 2 * StreamWarps(heads) * kTileBlocks) {
     args.cluster *= 2;
   }
   if (tuning.cluster != 0) args.cluster = tuning.cluster;
@@ -144,14 +158,14 @@ LaunchError ScoreTopKTuned(const Shape& shape, const LayerMemory& mem, const Row
                                            cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return cudaGetErrorString(error);
 
-  const uint32_t clusters = std::min(pairs, std::max(1u, device.processors * ctas / args.cluster));
+  const uint32_t clusters = std::min(pairs, std::max(1u, device.processors / args.cluster));
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = args.cluster;
   attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = clusters * args.cluster;
-  config.blockDim = kScoreThreads;
+  config.blockDim = StreamWarps(heads) * 32 + kRankThreads;
   config.dynamicSmemBytes = bytes;
   config.stream = stream;
   config.attrs = &attribute;

@@ -22,6 +22,24 @@ __device__ inline float MaxOrNan(float a, float b) {
   return out;
 }
 
+// All ones in each half where `high` is not less than `low` (so neither is NaN), else zeros.
+template <Element kElement>
+__device__ inline uint32_t NotLess(uint32_t high, uint32_t low) {
+  if constexpr (kElement == Element::kBFloat16) {
+    return __hge2_mask(*reinterpret_cast<const __nv_bfloat162*>(&high),
+                       *reinterpret_cast<const __nv_bfloat162*>(&low));
+  } else {
+    return __hge2_mask(*reinterpret_cast<const __half2*>(&high),
+                       *reinterpret_cast<const __half2*>(&low));
+  }
+}
+
+// Index in args.queries of a pair's first query.
+__device__ inline int64_t FirstQuery(const ScoreArgs& args, uint32_t pair) {
+  const uint32_t row = pair / args.kv_heads;
+  return row * args.row_stride + int64_t{pair - row * args.kv_heads} * args.group * args.head_dim;
+}
+
 // A summary's box, shrunk by the bound weight.
 template <bool kShrunk>
 __device__ inline void Shrink(const ScoreArgs& args, float& low, float& high) {
@@ -32,10 +50,16 @@ __device__ inline void Shrink(const ScoreArgs& args, float& low, float& high) {
   }
 }
 
-// The queries of one pass in shared memory: [dim / 16][kHeads][16], zeros where there is none.
+// The queries of one pass in shared memory: for every 16 dimensions and head a row of 16 numbers,
+// zeros where there is none, and of 8 masks: half e of mask j is all ones where number 2 j + e
+// takes the maximum (it is not negative), zeros where it takes the minimum.
+inline constexpr uint32_t kQueryRow = kLanes + kLanes / 2;
+__host__ __device__ inline uint32_t QueryWords(uint32_t dims, uint32_t heads) {
+  return dims / kLanes * heads * kQueryRow;
+}
 template <uint32_t kHeads>
 __device__ inline uint32_t QueryPlace(uint32_t head, uint32_t dim) {
-  return (dim / kLanes * kHeads + head) * kLanes + dim % kLanes;
+  return (dim / kLanes * kHeads + head) * kQueryRow + dim % kLanes;
 }
 
 template <Element kElement, uint32_t kHeads, bool kShrunk>
@@ -43,6 +67,11 @@ class Bounds {
  public:
   using Pair = ElementPair<kElement>;
   using Stage = StageLayout<kElement>;
+  // Where a minimum is no more than its maximum, max(q * min, q * max) is the one that q's sign
+  // picks, for two dimensions by one instruction. Add checks that; a block that fails and whatever
+  // comes out as NaN go to Exact, so that bits are those of the contract in any case. A query of
+  // minus infinity stands here as NaN: times 0 it is one, which the pick might miss.
+  static constexpr bool kPicks = kElement != Element::kFloat32 && !kShrunk;
 
   // The block that Fold leaves this thread with, of the tile's 16.
   __device__ static uint32_t Block() {
@@ -50,6 +79,7 @@ class Bounds {
   }
 
   __device__ void Clear() {
+    ordered_ = ~0u;
 #pragma unroll
     for (uint32_t i = 0; i < kPlaces; ++i) {
 #pragma unroll
@@ -67,30 +97,59 @@ class Bounds {
 #pragma unroll
     for (uint32_t u = 0; u < Stage::kUnits; ++u) {
       float2 q[kHeads];
+      uint32_t mask[kHeads];
 #pragma unroll
       for (uint32_t h = 0; h < kHeads; ++h) {
-        q[h] = *reinterpret_cast<const float2*>(queries + (u * kHeads + h) * kLanes + 2 * j);
+        const float* const row = queries + (u * kHeads + h) * kQueryRow;
+        q[h] = *reinterpret_cast<const float2*>(row + 2 * j);
+        if constexpr (kPicks) mask[h] = __float_as_uint(row[kLanes + j]);
       }
+      typename Pair::Bits mins[kPlaces], maxs[kPlaces];
 #pragma unroll
       for (uint32_t i = 0; i < kPlaces; ++i) {
         const std::byte* const from =
             shared + (mine ^ (i * kPlaces * 2 * kSegment + u * Stage::kUnit));
-        float2 low = Pair::Values(*reinterpret_cast<const typename Pair::Bits*>(from));
-        float2 high = Pair::Values(*reinterpret_cast<const typename Pair::Bits*>(from + kSegment));
-        Shrink<kShrunk>(args, low.x, high.x);
-        Shrink<kShrunk>(args, low.y, high.y);
+        mins[i] = *reinterpret_cast<const typename Pair::Bits*>(from);
+        maxs[i] = *reinterpret_cast<const typename Pair::Bits*>(from + kSegment);
+      }
 #pragma unroll
-        for (uint32_t h = 0; h < kHeads; ++h) {
-          float2& sum = sum_[i][h];
-          sum.x = __fadd_rn(sum.x, MaxOrNan(__fmul_rn(q[h].x, low.x), __fmul_rn(q[h].x, high.x)));
-          sum.y = __fadd_rn(sum.y, MaxOrNan(__fmul_rn(q[h].y, low.y), __fmul_rn(q[h].y, high.y)));
+      for (uint32_t i = 0; i < kPlaces; ++i) {
+        const auto min = mins[i], max = maxs[i];
+        if constexpr (kPicks) {
+          ordered_ &= NotLess<kElement>(max, min);
+#pragma unroll
+          for (uint32_t h = 0; h < kHeads; ++h) {
+            const float2 bound = Pair::Values((max & mask[h]) | (min & ~mask[h]));
+            float2& sum = sum_[i][h];
+            sum.x = __fadd_rn(sum.x, __fmul_rn(q[h].x, bound.x));
+            sum.y = __fadd_rn(sum.y, __fmul_rn(q[h].y, bound.y));
+          }
+        } else {
+          float2 low = Pair::Values(min), high = Pair::Values(max);
+          Shrink<kShrunk>(args, low.x, high.x);
+          Shrink<kShrunk>(args, low.y, high.y);
+#pragma unroll
+          for (uint32_t h = 0; h < kHeads; ++h) {
+            float2& sum = sum_[i][h];
+            sum.x = __fadd_rn(sum.x, MaxOrNan(__fmul_rn(q[h].x, low.x), __fmul_rn(q[h].x, high.x)));
+            sum.y = __fadd_rn(sum.y, MaxOrNan(__fmul_rn(q[h].y, low.y), __fmul_rn(q[h].y, high.y)));
+          }
         }
       }
     }
   }
 
-  // The sums of Block(). Called by the whole warp.
+  // The sums of Block(); NaN also where Exact must tell. Called by the whole warp.
   __device__ void Fold(float (&out)[kHeads]) {
+    if constexpr (kPicks) {
+#pragma unroll
+      for (uint32_t i = 0; i < kPlaces; ++i) {
+#pragma unroll
+        for (uint32_t h = 0; h < kHeads; ++h) {
+          if (ordered_ != ~0u) sum_[i][h].x = __uint_as_float(0x7fffffffu);
+        }
+      }
+    }
     FoldPlaces<2>();
     FoldPlaces<1>();
 #pragma unroll
@@ -100,11 +159,13 @@ class Bounds {
     }
   }
 
-  // By the contract's own words, for a block whose fast sum is NaN: there max(a, b), which is
-  // `a > b ? a : b`, may be a number although one of the two is NaN.
-  __device__ static __noinline__ float Exact(const ScoreArgs& args, const std::byte* summary,
-                                             const float* queries, uint32_t head) {
+  // By the contract's own words: max(a, b), which is `a > b ? a : b`, may be a number although one
+  // of the two is NaN.
+  __device__ static __noinline__ float Exact(const ScoreArgs& args, const std::byte* summaries,
+                                             uint32_t block, uint32_t pair, uint32_t head) {
     using One = typename Pair::Bits;
+    const std::byte* const summary = summaries + uint64_t{block} * args.summary_bytes;
+    const int64_t query = FirstQuery(args, pair) + int64_t{head} * args.head_dim;
     float lanes[kLanes] = {};
     for (uint32_t first = 0; first < args.head_dim; first += kLanes) {
 #pragma unroll
@@ -115,9 +176,9 @@ class Bounds {
         float2 high = Pair::Values(*reinterpret_cast<const One*>(from + args.summary_bytes / 2));
         Shrink<kShrunk>(args, low.x, high.x);
         Shrink<kShrunk>(args, low.y, high.y);
-        const float* const q = queries + QueryPlace<kHeads>(head, first + i);
-        const float ax = __fmul_rn(q[0], low.x), bx = __fmul_rn(q[0], high.x);
-        const float ay = __fmul_rn(q[1], low.y), by = __fmul_rn(q[1], high.y);
+        const float2 q = LoadQueryPair(args.queries, args.query_type, query + first + i);
+        const float ax = __fmul_rn(q.x, low.x), bx = __fmul_rn(q.x, high.x);
+        const float ay = __fmul_rn(q.y, low.y), by = __fmul_rn(q.y, high.y);
         lanes[i] = __fadd_rn(lanes[i], ax > bx ? ax : bx);
         lanes[i + 1] = __fadd_rn(lanes[i + 1], ay > by ? ay : by);
       }
@@ -149,6 +210,7 @@ class Bounds {
   }
 
   float2 sum_[kPlaces][kHeads];
+  uint32_t ordered_;  // ones as long as every minimum is no more than its maximum
 };
 
 }  // namespace oasiskv::gpu

@@ -10,8 +10,7 @@ namespace oasiskv::gpu {
 // 0: ScoreTopK's own choice.
 struct ScoreTuning {
   uint32_t cluster = 0;  // CTAs that share a (row, head): 1, 2, 4 or 8
-  uint32_t stages = 0;   // of a warp's ring of 4 KiB stages: 2, 3 or 4
-  uint32_t ctas = 0;     // of a multiprocessor
+  uint32_t stages = 0;   // of a warp's ring of 4 KiB stages: 1 to 3
 };
 
 LaunchError ScoreTopKTuned(const Shape& shape, const LayerMemory& mem, const Rows& rows,

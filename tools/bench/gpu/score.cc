@@ -168,15 +168,13 @@ absl::Status Measure(const Setting& setting) {
   OASISKV_ASSIGN_OR_RETURN(const Spread score, bench.Score({}));
   Print(setting, "score + top-K", score, bench.bytes(), rate);
   if (!absl::GetFlag(FLAGS_tunings)) return absl::OkStatus();
-  for (uint32_t cluster : {1u, 2u, 4u, 8u}) {
-    for (uint32_t stages : {2u, 3u, 4u}) {
-      for (uint32_t ctas : {1u, 2u}) {
-        const auto time = bench.Score({cluster, stages, ctas});
-        if (!time.ok()) continue;  // does not fit
-        const std::string what = "  cluster " + std::to_string(cluster) + " stages " +
-                                 std::to_string(stages) + " ctas " + std::to_string(ctas);
-        Print(setting, what.c_str(), *time, bench.bytes(), rate);
-      }
+  for (uint32_t cluster : {1u, 2u, 4u}) {
+    for (uint32_t stages : {1u, 2u, 3u}) {
+      const auto time = bench.Score({cluster, stages});
+      if (!time.ok()) continue;  // does not fit
+      const std::string what =
+          "  cluster " + std::to_string(cluster) + " stages " + std::to_string(stages);
+      Print(setting, what.c_str(), *time, bench.bytes(), rate);
     }
   }
   return absl::OkStatus();
