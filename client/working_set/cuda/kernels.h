@@ -18,7 +18,8 @@ enum class QueryType : uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 // Candidates are the complete blocks, and with `full_local` the local one when it is full (a
 // prediction; Resolve and a sample of agreement take the complete ones only). Order equals that of
 // ScoreBlocks and TopK of the cpu backend, for summaries and queries of any bits. head_dim is a
-// multiple of 8; summaries are 16-byte aligned; max_blocks up to 8,192 fit with any K, group and head_dim.
+// multiple of 8; summaries are 16-byte aligned; 8,192 blocks fit with K up to 1,024, head_dim up to
+// 576 and any group.
 LaunchError ScoreTopK(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                       const void* queries, QueryType type, int64_t row_stride, Stream stream,
                       bool full_local = true);
