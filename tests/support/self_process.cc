@@ -18,9 +18,9 @@ SelfProcess::SelfProcess(const std::vector<std::string>& arguments) {
   const UniqueFd theirs(ends[0]);
   input_ = UniqueFd(ends[1]);
   const pid_t parent = ::getpid();
-  // Not vfork: the signal at the parent's death is asked for in between. Only what may be called
-  // between fork and exec in a program of many threads is.
-  pid_ = ::fork();
+  // Not fork, which copies what a device writes to (UCX warns of it), and not posix_spawn, which
+  // cannot ask for the signal at the parent's death.
+  pid_ = ::vfork();
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(127);
