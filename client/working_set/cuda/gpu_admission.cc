@@ -8,6 +8,7 @@
 #include <set>
 
 #include "absl/strings/str_format.h"
+#include "client/working_set/cuda/launch.h"
 #include "client/working_set/cuda/summary_copy.h"
 #include "client/working_set/first_residents.h"
 #include "client/working_set/select.h"
@@ -23,11 +24,6 @@ constexpr size_t kLayersInFlight = 4;
 // Nothing of the request runs yet, so that filling its pages may use more of the GPU than a step's
 // transfers do.
 constexpr uint32_t kAdmissionCtas = 16;
-
-absl::Status Launched(const char* what, gpu::LaunchError error) {
-  if (error == nullptr) return absl::OkStatus();
-  return MakeError(ErrorCode::kInternal, absl::StrFormat("%s: %s", what, error));
-}
 
 class Admitter {
  public:
@@ -284,9 +280,9 @@ class Admitter {
       const gpu::Plan plan{
           .count = device_counts + l, .items = device_items + firsts[l], .capacity = counts[l]};
       if (counts[l] > 0) {
-        OASISKV_RETURN_IF_ERROR(
-            Launched("Gather", gpu::Gather(c_.shape, l, layer, plan, c_.memory.sources, options,
-                                           c_.pool.error, c_.stream)));
+        OASISKV_RETURN_IF_ERROR(Launched("Gather", LayerIndex(l),
+                                         gpu::Gather(c_.shape, l, layer, plan, c_.memory.sources,
+                                                     options, c_.pool.error, c_.stream)));
       }
       OASISKV_RETURN_IF_ERROR(Upload(layer.map + slot_ * heads_resident(),
                                      &maps_[l * heads_resident()], heads_resident()));

@@ -1,19 +1,11 @@
 // The calls of a step: they enqueue on the step stream and on the background streams.
 #include "absl/strings/str_format.h"
 #include "client/working_set/cuda/gpu_working_set_impl.h"
+#include "client/working_set/cuda/launch.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
 namespace oasiskv {
-namespace {
-
-absl::Status Launched(const char* what, LayerIndex layer, gpu::LaunchError error) {
-  if (error == nullptr) return absl::OkStatus();
-  return MakeError(ErrorCode::kInternal,
-                   absl::StrFormat("%s at layer %d: %s", what, layer.value(), error));
-}
-
-}  // namespace
 
 gpu::WhenLate GpuWorkingSetImpl::when_late() const {
   const bool fails =
