@@ -37,6 +37,12 @@ uint32_t LargestBatch(const Model& model, uint64_t hbm, uint64_t request_bytes,
   return batch;
 }
 
+uint32_t WholeTiles(uint32_t largest, uint32_t query_rows) {
+  constexpr uint32_t kTileRows = 128;
+  const uint32_t whole = largest * query_rows / kTileRows * kTileRows / query_rows;
+  return largest - whole <= largest / 16 ? whole : largest;
+}
+
 double DenseStepBytes(const Model& model, uint32_t context, uint32_t batch,
                       uint64_t weight_bytes_read) {
   return static_cast<double>(weight_bytes_read + batch * DenseRequestBytes(model, context));

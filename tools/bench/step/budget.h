@@ -16,6 +16,10 @@ uint64_t SparseRequestBytes(const Model& model, uint32_t context, uint32_t resid
 uint32_t LargestBatch(const Model& model, uint64_t hbm, uint64_t request_bytes,
                       uint32_t query_rows);
 
+// `largest`, or a little less where the rows of the products then fill whole tiles of 128: a row
+// beyond one costs as much arithmetic as 128.
+uint32_t WholeTiles(uint32_t largest, uint32_t query_rows);
+
 // Bytes that a step must move through HBM, each once: weights, the requests' pages, and for the
 // sparse side the summaries, what the gather writes, and the draft model's KV.
 double DenseStepBytes(const Model& model, uint32_t context, uint32_t batch,

@@ -41,7 +41,10 @@ ABSL_FLAG(uint32_t, warmup, 60,
 ABSL_FLAG(uint32_t, gather_ctas, 8, "CTAs of the gather kernel.");
 ABSL_FLAG(uint32_t, gather_threads, 512,
           "Threads of one of them. One of 1024 needs a multiprocessor to itself.");
-ABSL_FLAG(uint32_t, gather_loads, 8, "16-byte loads in flight of a thread: 4 or 8.");
+ABSL_FLAG(uint32_t, gather_loads, 4, "16-byte loads in flight of a thread: 4 or 8.");
+ABSL_FLAG(
+    bool, last_layer_first, true,
+    "Predict the last layer at the beginning of the next step, so that the link is busy there.");
 ABSL_FLAG(uint32_t, devices, 1, "GPUs; each runs the same.");
 ABSL_FLAG(std::string, sides, "both", "both, dense or sparse.");
 ABSL_FLAG(bool, eager, false, "Launch kernel by kernel instead of one graph a step.");
@@ -126,6 +129,7 @@ absl::StatusOr<RunOptions> OptionsFromFlags() {
   o.dense = sides != "sparse";
   o.sparse = sides != "dense";
   o.eager = absl::GetFlag(FLAGS_eager);
+  o.last_layer_first = absl::GetFlag(FLAGS_last_layer_first);
   return o;
 }
 

@@ -70,7 +70,8 @@ def main():
     relative.legend(fontsize=8)
 
     rate.plot(ratios, [r["link_gbps"] for r in sparse], marker="o", label="link GB/s, measured")
-    rate.plot(ratios, [r["link_gb"] for r in sparse], marker="^", label="GB a step, measured")
+    rate.plot(ratios, [r["link_gb"] for r in sparse], marker="^", color="tab:cyan",
+              label="GB a step, measured")
     rate.plot([p[0] for p in PUBLISHED], [p[2] for p in PUBLISHED], marker="s", color="tab:red",
               label="link GB/s, published")
     rate.plot([p[0] for p in PUBLISHED], [p[1] for p in PUBLISHED], marker="v", color="tab:orange",

@@ -100,7 +100,11 @@ absl::StatusOr<std::vector<uint32_t>> DeviceRun::BatchesOf(const char* side, uin
                                      "request of %d bytes",
                                      o_.hbm, o_.model.weight_bytes(), side, request_bytes));
   }
-  if (o_.batches.empty()) return std::vector<uint32_t>{largest};
+  if (o_.batches.empty()) {
+    const uint32_t batch = WholeTiles(largest, query_rows);
+    Say(absl::StrFormat("%s: batch %d, --hbm holds %d", side, batch, largest));
+    return std::vector<uint32_t>{batch};
+  }
   std::vector<uint32_t> batches;
   for (const uint32_t batch : o_.batches) {
     if (batch <= largest) {
@@ -176,7 +180,8 @@ absl::Status DeviceRun::RunSparseSide() {
                             .walk = walk_.a,
                             .grid = o_.grid,
                             .rounds = rounds_,
-                            .eager = o_.eager};
+                            .eager = o_.eager,
+                            .last_layer_first = o_.last_layer_first};
       OASISKV_ASSIGN_OR_RETURN(SideResult result,
                                RunSparse(o_.model, *weights_, *library_, pool_, options,
                                          results_.ceilings, stream_.get()));

@@ -20,7 +20,7 @@ struct RunOptions {
   double churn = 17;
   uint32_t rounds = 5, steps = 20, warmup = 60;
   GatherGrid grid;
-  bool dense = true, sparse = true, eager = false;
+  bool dense = true, sparse = true, eager = false, last_layer_first = true;
 };
 
 struct DeviceResults {

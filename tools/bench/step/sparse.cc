@@ -178,9 +178,11 @@ absl::Status SparseSide::Step(StageClock* clock) {
   // The last layer's prediction is made here and not at the end of the step before: a graph's
   // transfers end with it, and the link would idle until the first layer's attention is done. What
   // was the draft row then is the token row now.
-  const uint32_t last = model_.layers - 1;
-  OASISKV_RETURN_IF_ERROR(Predict(last, walk_.OfLayer(last)));
-  OASISKV_RETURN_IF_ERROR(working_set_->AttentionDone(LayerIndex(last), stream_));
+  const uint32_t last = options_.last_layer_first ? model_.layers - 1 : model_.layers;
+  if (last < model_.layers) {
+    OASISKV_RETURN_IF_ERROR(Predict(last, walk_.OfLayer(last)));
+    OASISKV_RETURN_IF_ERROR(working_set_->AttentionDone(LayerIndex(last), stream_));
+  }
   for (uint32_t layer = 0; layer < model_.layers; ++layer) {
     const LayerIndex at(layer);
     OASISKV_RETURN_IF_ERROR(foreground_->BeforeAttention(layer, clock));

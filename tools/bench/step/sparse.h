@@ -23,6 +23,7 @@ struct SparseOptions {
   GatherGrid grid;
   RoundPlan rounds;
   bool eager = false;
+  bool last_layer_first = true;  // its prediction opens the next step
 };
 
 // Allocates, admits, measures, frees. bound_seconds is max(HBM bytes / HBM rate, link bytes /
