@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,6 +50,9 @@ struct GpuWorkingSetOptions {
   uint32_t gather_loads = 4;  // 16-byte loads in flight of a thread: 4 or 8
   // Of the background streams, as cudaStreamCreateWithPriority has it (lower goes first).
   int priority = 0;
+  // Of the predict stream, where it is to differ: behind the step's own stream its kernels run in
+  // what that leaves free, and the transfers they lead to begin later.
+  std::optional<int> predict_priority;
   // False: every source must be this host's memory, and a step carries no kernels for the others.
   bool remote_sources = true;
   // Limit of pinned memory for blocks fetched from remote sources and for decoded ones; 0: none.

@@ -57,7 +57,9 @@ GpuWorkingSetImpl::GpuWorkingSetImpl(GpuWorkingSetOptions options, gpu::Shape sh
       slots_(shape.slots) {}
 
 absl::Status GpuWorkingSetImpl::CreateStreams() {
-  for (cuda::Stream* stream : {&predict_, &select_, &transfer_[0], &transfer_[1]}) {
+  OASISKV_ASSIGN_OR_RETURN(
+      predict_, cuda::Stream::Create(options_.predict_priority.value_or(options_.priority)));
+  for (cuda::Stream* stream : {&select_, &transfer_[0], &transfer_[1]}) {
     OASISKV_ASSIGN_OR_RETURN(*stream, cuda::Stream::Create(options_.priority));
   }
   OASISKV_ASSIGN_OR_RETURN(admit_, cuda::Stream::Create(0));

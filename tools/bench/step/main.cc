@@ -42,6 +42,8 @@ ABSL_FLAG(uint32_t, gather_ctas, 8, "CTAs of the gather kernel.");
 ABSL_FLAG(uint32_t, gather_threads, 512,
           "Threads of one of them. One of 1024 needs a multiprocessor to itself.");
 ABSL_FLAG(uint32_t, gather_loads, 4, "16-byte loads in flight of a thread: 4 or 8.");
+ABSL_FLAG(bool, predict_behind, false,
+          "Give the score kernel a lower priority than the step's own kernels.");
 ABSL_FLAG(
     bool, last_layer_first, true,
     "Predict the last layer at the beginning of the next step, so that the link is busy there.");
@@ -129,6 +131,7 @@ absl::StatusOr<RunOptions> OptionsFromFlags() {
   o.dense = sides != "sparse";
   o.sparse = sides != "dense";
   o.eager = absl::GetFlag(FLAGS_eager);
+  o.predict_behind = absl::GetFlag(FLAGS_predict_behind);
   o.last_layer_first = absl::GetFlag(FLAGS_last_layer_first);
   return o;
 }

@@ -83,7 +83,7 @@ absl::Status DeviceRun::Prepare() {
   info.gather_loads = o_.grid.loads;
   int least = 0, greatest = 0;
   OASISKV_CUDA_RETURN(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-  OASISKV_ASSIGN_OR_RETURN(stream_, cuda::Stream::Create(least));
+  OASISKV_ASSIGN_OR_RETURN(stream_, cuda::Stream::Create(std::max(greatest, least - 1)));
   OASISKV_ASSIGN_OR_RETURN(library_, GemmLibrary::Create());
   Say(absl::StrFormat("%s on %s: making %.1f GB of weights", info.model, info.gpu,
                       static_cast<double>(info.weights) / 1e9));
@@ -181,6 +181,7 @@ absl::Status DeviceRun::RunSparseSide() {
                             .grid = o_.grid,
                             .rounds = rounds_,
                             .eager = o_.eager,
+                            .predict_behind = o_.predict_behind,
                             .last_layer_first = o_.last_layer_first};
       OASISKV_ASSIGN_OR_RETURN(SideResult result,
                                RunSparse(o_.model, *weights_, *library_, pool_, options,

@@ -21,6 +21,7 @@ struct RunOptions {
   uint32_t rounds = 5, steps = 20, warmup = 60;
   GatherGrid grid;
   bool dense = true, sparse = true, eager = false, last_layer_first = true;
+  bool predict_behind = false;
 };
 
 struct DeviceResults {

@@ -104,6 +104,7 @@ absl::Status SparseSide::MakeWorkingSet(std::shared_ptr<const HostPool> pool) {
   // Above the step's: its CTAs go first wherever a multiprocessor has room, so that the link does
   // not wait for the end of a large grid.
   o.priority = greatest;
+  if (options_.predict_behind) o.predict_priority = least;  // the step has the one before it
   OASISKV_ASSIGN_OR_RETURN(working_set_, GpuWorkingSet::Create(o));
   std::vector<RequestSlot> slots;
   for (uint32_t r = 0; r < options_.batch; ++r) {

@@ -23,6 +23,7 @@ struct SparseOptions {
   GatherGrid grid;
   RoundPlan rounds;
   bool eager = false;
+  bool predict_behind = false;   // the score kernel has a lower priority than the step
   bool last_layer_first = true;  // its prediction opens the next step
 };
 
