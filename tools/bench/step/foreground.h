@@ -66,18 +66,14 @@ class Foreground {
  private:
   Foreground(const Model& model, const Weights& weights, uint32_t batch, uint32_t query_rows,
              cudaStream_t stream)
-      : model_(model),
-        weights_(weights),
-        batch_(batch),
-        rows_(batch * query_rows),
-        stream_(stream) {}
+      : model_(model), weights_(weights), rows_(batch * query_rows), stream_(stream) {}
   absl::Status Product(const Gemm& gemm, const std::byte* weights, const void* x, void* y,
                        StageClock* clock);
   absl::Status Norm(const void* y, StageClock* clock);
 
   const Model model_;
   const Weights& weights_;
-  const uint32_t batch_, rows_;
+  const uint32_t rows_;
   const cudaStream_t stream_;
   cuda::DeviceBuffer hidden_, normed_, qkv_, attention_, projected_, expert_in_, gate_up_, gated_,
       down_, logits_, tokens_;
