@@ -49,12 +49,32 @@ __device__ inline void Wait(Barrier* barrier, uint32_t use) {
   }
 }
 
-// The barriers of one CTA's hardware, numbered from 1; `threads` wait or arrive in whole warps.
-__device__ inline void NamedWait(uint32_t id, uint32_t threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+// The same among the threads of one CTA.
+__device__ inline void ArriveInCta(Barrier* barrier) {
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier))
+               : "memory");
 }
-__device__ inline void NamedArrive(uint32_t id, uint32_t threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+__device__ inline void WaitInCta(Barrier* barrier, uint32_t use) {
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}\n"
+        : "=r"(done)
+        : "r"(SharedAddress(barrier)), "r"(use & 1)
+        : "memory");
+  }
+}
+
+// The barriers of one CTA's hardware, numbered from 1; `threads` wait or arrive in whole warps. A
+// warp that has not come together yet would arrive as soon as its first lane does, before the others
+// have written what the barrier is to publish.
+__device__ inline void NamedWait(uint32_t id, uint32_t threads) {
+  __syncwarp();
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace oasiskv::gpu
