@@ -1,20 +1,16 @@
-// The doctor's checks over machines made of files.
-#include <arpa/inet.h>
+// The doctor's checks over machines made of files; those of devices are in doctor_devices_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "oasiskv/error.h"
 #include "server/options/options.h"
+#include "tests/unit/doctor_machine.h"
 #include "tools/oasisctl/doctor/check.h"
 
 namespace oasiskv::oasisctl {
@@ -23,94 +19,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-constexpr uint64_t kMiB = uint64_t{1} << 20;
-constexpr uint64_t kGiB = uint64_t{1} << 30;
-
-// Thread contract: used by one thread.
-//
-// A machine in a folder of its own. It begins as a sound one without RDMA, GPU or huge pages.
-class Machine : public ::testing::Test {
- protected:
-  Machine() {
-    std::string folder = (std::filesystem::temp_directory_path() / "oasiskv-doctor-XXXXXX");
-    world_.root = ::mkdtemp(folder.data());
-    Memory({.total = 0, .free = 0});
-    File("/proc/self/status", "Name:\tdoctor\nCapEff:\t0000000000000000\n");
-    File("/proc/self/cgroup", "0::/");
-    File("/proc/sys/vm/overcommit_memory", "0");
-    File("/proc/sys/vm/max_map_count", "65530");
-    File("/proc/sys/fs/file-max", "9223372036854775807");
-    File("/proc/net/tcp", "  sl  local_address rem_address   st\n");
-    File("/tmp/.keep", "");
-    File("/dev/shm/.keep", "");
-    File("/sys/devices/system/node/node0/meminfo", "Node 0 MemFree:        4194304 kB\n");
-    File("/sys/devices/system/node/node0/cpulist", "0-3");
-    world_.open_files = {65536, 65536};
-    world_.verbs_port = MakeError(ErrorCode::kUnsupported, "no RDMA device; devices seen: none");
-    world_.ucx_version = "1.13.1";
-    world_.free_bytes = [](const std::string&) { return std::optional<uint64_t>(kGiB); };
-  }
-  ~Machine() override { std::filesystem::remove_all(world_.root); }
-
-  void File(const std::string& path, const std::string& text) {
-    const std::filesystem::path place = world_.root + path;
-    std::filesystem::create_directories(place.parent_path());
-    std::ofstream(place) << text;
-  }
-
-  struct HugePageCounts {
-    uint64_t total, free;
-  };
-  void Memory(HugePageCounts pages) {
-    File("/proc/meminfo", absl::StrCat("MemTotal:        8388608 kB\nMemAvailable:    4194304 kB\n"
-                                       "CommitLimit:     4194304 kB\nCommitted_AS:    3670016 kB\n"
-                                       "HugePages_Total:   ",
-                                       pages.total, "\nHugePages_Free:    ", pages.free,
-                                       "\nHugepagesize:       2048 kB\n"));
-  }
-
-  // With one GID of RoCE v2 at index 1 unless `gid` is empty, and the empty places of a real table.
-  void RdmaPort(const std::string& device, int port, const std::string& state,
-                const std::string& gid, const std::string& interface) {
-    const std::string folder = absl::StrCat("/sys/class/infiniband/", device, "/ports/", port);
-    File(folder + "/state", state);
-    File(folder + "/link_layer", "Ethernet");
-    File(folder + "/gids/0", "0000:0000:0000:0000:0000:0000:0000:0000");
-    File(folder + "/gids/2", "fe80:0000:0000:0000:0000:0000:0000:0000");
-    if (gid.empty()) return;
-    File(folder + "/gids/1", gid);
-    File(folder + "/gid_attrs/types/1", "RoCE v2");
-    File(folder + "/gid_attrs/ndevs/1", interface);
-  }
-
-  // What the verbs library would say of such a port.
-  void Takes(const std::string& device, const char* gid) {
-    fabric::verbs::TakenPort taken{.device = device,
-                                   .port = 1,
-                                   .infiniband = false,
-                                   .gid = {.index = 1,
-                                           .type = fabric::verbs::GidType::kRoceV2,
-                                           .gid = {},
-                                           .interface = "eth1"},
-                                   .reason = "index 1: the first of 1",
-                                   .max_registration_bytes = kUnlimited,
-                                   .device_memory = absl::OkStatus()};
-    EXPECT_EQ(::inet_pton(AF_INET6, gid, taken.gid.gid.data()), 1);
-    world_.verbs_port = taken;
-  }
-
-  Check Of(const std::string& name) const {
-    for (const Check& check : Examine(world_, wants_)) {
-      if (check.name == name) return check;
-    }
-    ADD_FAILURE() << "no check " << name;
-    return {};
-  }
-
-  World world_;
-  Wants wants_;
-};
 
 TEST_F(Machine, WithoutRdmaIsFitAndSaysWhatIsMissing) {
   world_.locked_memory = {8 * kMiB, 8 * kMiB};
@@ -126,37 +34,6 @@ TEST_F(Machine, WithoutRdmaIsFitAndSaysWhatIsMissing) {
     EXPECT_THAT(check.why, Not(IsEmpty())) << check.name;
     EXPECT_EQ(check.mend.empty(), check.health == Health::kOk) << check.name;
   }
-}
-
-TEST_F(Machine, SmallLimitOnLockedMemoryFailsWhereRdmaIs) {
-  RdmaPort("mlx5_0", 1, "4: ACTIVE", "0000:0000:0000:0000:0000:ffff:0a00:0001", "eth1");
-  Takes("mlx5_0", "::ffff:10.0.0.1");
-  world_.locked_memory = {8 * kMiB, 64 * kMiB};
-  const Check check = Of("locked_memory");
-  EXPECT_EQ(check.health, Health::kFail);
-  EXPECT_THAT(check.found, HasSubstr("8.00 MiB"));
-  EXPECT_THAT(check.mend, HasSubstr("LimitMEMLOCK=infinity"));
-  EXPECT_THAT(check.mend, HasSubstr("the hard limit is 64.00 MiB"));
-  EXPECT_GE(check.facts["needed_bytes"], 2 * kGiB);
-
-  world_.locked_memory = {kUnlimited, kUnlimited};
-  EXPECT_EQ(Of("locked_memory").health, Health::kOk);
-  // A limit for the pool once is not enough: it is registered twice.
-  world_.locked_memory = {kGiB + 64 * kMiB, kUnlimited};
-  EXPECT_EQ(Of("locked_memory").health, Health::kFail);
-  EXPECT_THAT(Of("locked_memory").mend, Not(HasSubstr("hard limit")));
-  wants_.pool_bytes = 256 * kMiB;
-  EXPECT_EQ(Of("locked_memory").health, Health::kOk);
-}
-
-TEST_F(Machine, CapabilityToLockFreesOfTheLimit) {
-  RdmaPort("mlx5_0", 1, "4: ACTIVE", "0000:0000:0000:0000:0000:ffff:0a00:0001", "eth1");
-  world_.locked_memory = {8 * kMiB, 8 * kMiB};
-  File("/proc/self/status", "CapEff:\t0000000000004000\n");
-  EXPECT_EQ(Of("locked_memory").health, Health::kOk);
-  EXPECT_THAT(Of("locked_memory").found, HasSubstr("IPC_LOCK"));
-  File("/proc/self/status", "CapEff:\t000001ffffffbfff\n");  // all but this one
-  EXPECT_EQ(Of("locked_memory").health, Health::kFail);
 }
 
 TEST_F(Machine, HugePages) {
@@ -206,118 +83,6 @@ TEST_F(Machine, StrictOvercommitBoundsThePool) {
   EXPECT_EQ(Of("overcommit").health, Health::kFail);  // 512 MiB are left
   wants_.pool_bytes = 256 * kMiB;
   EXPECT_EQ(Of("overcommit").health, Health::kOk);
-}
-
-TEST_F(Machine, SeveralDevicesAreListedWithPortsAndGids) {
-  RdmaPort("mlx5_0", 1, "1: DOWN", "", "");
-  RdmaPort("mlx5_1", 1, "4: ACTIVE", "0000:0000:0000:0000:0000:ffff:0a00:0001", "eth1");
-  RdmaPort("mlx5_1", 2, "4: ACTIVE", "2001:0db8:0000:0000:0000:0000:0000:0001", "eth2");
-  File("/sys/class/infiniband/mlx5_1/device/numa_node", "1");
-  File("/sys/class/infiniband_verbs/uverbs7/ibdev", "mlx5_1");
-  Takes("mlx5_1", "::ffff:10.0.0.1");
-  const Check check = Of("rdma_devices");
-  EXPECT_EQ(check.health, Health::kOk);
-  EXPECT_THAT(check.found, HasSubstr("mlx5_0 port 1: DOWN, Ethernet, no GID"));
-  EXPECT_THAT(check.found, HasSubstr("GID 1 RoCE v2 ::ffff:10.0.0.1 (eth1)"));
-  EXPECT_THAT(check.found, HasSubstr("mlx5_1 port 2: ACTIVE, Ethernet, NUMA node 1"));
-  const auto& device = check.facts["devices"][1];
-  EXPECT_EQ(device["device_file"], "/dev/infiniband/uverbs7");
-  EXPECT_EQ(device["ports"][1]["gids"].size(), 1u);  // not the empty places
-  EXPECT_EQ(device["ports"][1]["gids"][0]["address"], "2001:db8::1");
-  EXPECT_EQ(Of("rdma_choice").health, Health::kOk);
-  EXPECT_THAT(Of("rdma_choice").found, HasSubstr("mlx5_1 port 1, GID index 1"));
-
-  File("/sys/devices/system/node/node1/meminfo", "Node 1 MemFree:        524288 kB\n");
-  EXPECT_EQ(Of("numa").health, Health::kWarn);
-  EXPECT_THAT(Of("numa").mend, HasSubstr("--numa_node=1"));
-  wants_.numa_node = 1;
-  EXPECT_THAT(Of("numa").mend, HasSubstr("lower --pool_bytes"));  // the node has 512 MiB
-  wants_.pool_bytes = 256 * kMiB;
-  EXPECT_EQ(Of("numa").health, Health::kOk);
-}
-
-TEST_F(Machine, DevicesWhoseKernelPortTheLibraryDoesNotTakeFail) {
-  RdmaPort("mlx5_0", 1, "1: DOWN", "", "");
-  EXPECT_EQ(Of("rdma_devices").health, Health::kWarn);
-  EXPECT_THAT(Of("rdma_devices").mend, HasSubstr("ip link set"));
-  EXPECT_EQ(Of("rdma_choice").health, Health::kWarn);
-  RdmaPort("mlx5_0", 1, "4: ACTIVE", "", "");
-  EXPECT_EQ(Of("rdma_choice").health, Health::kWarn);  // no GID that could be chosen
-  EXPECT_THAT(Of("rdma_choice").mend, HasSubstr("ip address add"));
-  RdmaPort("mlx5_0", 1, "4: ACTIVE", "0000:0000:0000:0000:0000:ffff:0a00:0001", "eth1");
-  File("/sys/class/infiniband_verbs/uverbs0/ibdev", "mlx5_0");
-  EXPECT_EQ(Of("rdma_choice").health, Health::kFail);
-  EXPECT_THAT(Of("rdma_choice").mend, HasSubstr("ibverbs-providers"));
-  EXPECT_THAT(Of("rdma_choice").mend, HasSubstr("/dev/infiniband/uverbs0 is missing"));
-  File("/dev/infiniband/uverbs0", "");
-  EXPECT_THAT(Of("rdma_choice").mend, HasSubstr("/dev/infiniband/uverbs0 can be opened"));
-}
-
-TEST_F(Machine, ChoicesThatReachNotFarAreWarnedOf) {
-  RdmaPort("rxe0", 1, "4: ACTIVE", "fe80:0000:0000:0000:0000:0000:0000:0001", "eth1");
-  Takes("rxe0", "fe80::1");
-  EXPECT_EQ(Of("rdma_choice").health, Health::kWarn);
-  EXPECT_THAT(Of("rdma_choice").mend, HasSubstr("dev eth1"));
-  Takes("rxe0", "::ffff:10.0.0.1");
-  EXPECT_EQ(Of("rdma_choice").health, Health::kOk);
-  world_.verbs_port->max_registration_bytes = 512 * kMiB;
-  EXPECT_THAT(Of("rdma_choice").mend, HasSubstr("--arena_bytes"));
-  // A device that was asked for and is not there is a failure even where others are not missed.
-  wants_.verbs.device = "mlx5_9";
-  world_.verbs_port = MakeError(ErrorCode::kUnsupported, "there is no RDMA device 'mlx5_9'");
-  EXPECT_EQ(Of("rdma_choice").health, Health::kFail);
-}
-
-TEST_F(Machine, UcxVariables) {
-  EXPECT_EQ(Of("ucx").health, Health::kOk);
-  File("/sys/class/net/eth0/mtu", "1500");
-  world_.environment = {{"HOME", "/"}, {"UCX_TLS", "tcp,self"}, {"UCX_NET_DEVICES", "eth0"}};
-  EXPECT_EQ(Of("ucx").health, Health::kWarn);
-  EXPECT_THAT(Of("ucx").mend, HasSubstr("unset UCX_NET_DEVICES UCX_TLS"));
-  for (const char* good : {"rc", "rc_x,sm", "ud_verbs", "^cma", "all"}) {
-    world_.environment["UCX_TLS"] = good;
-    EXPECT_EQ(Of("ucx").health, Health::kWarn) << good;
-  }
-  world_.environment["UCX_TLS"] = "sm,self";
-  EXPECT_EQ(Of("ucx").health, Health::kFail);
-  world_.environment = {{"UCX_NET_DEVICES", "eth0,mlx5_0:1"}};
-  EXPECT_EQ(Of("ucx").health, Health::kFail);
-  EXPECT_THAT(Of("ucx").mend, HasSubstr("(mlx5_0)"));
-  RdmaPort("mlx5_0", 1, "4: ACTIVE", "", "");
-  EXPECT_EQ(Of("ucx").health, Health::kWarn);
-  world_.ucx_version = MakeError(ErrorCode::kUnsupported, "no such library");
-  EXPECT_EQ(Of("ucx").health, Health::kFail);
-}
-
-TEST_F(Machine, Gpus) {
-  EXPECT_EQ(Of("gpu").health, Health::kOk);
-  RdmaPort("mlx5_0", 1, "4: ACTIVE", "", "");
-  File("/proc/driver/nvidia/gpus/0000:17:00.0/information", "Model: \t NVIDIA H200\nIRQ: 1\n");
-  EXPECT_EQ(Of("gpu").health, Health::kWarn);
-  EXPECT_THAT(Of("gpu").mend, HasSubstr("/dev/nvidia0"));
-  File("/dev/nvidia0", "");
-  File("/dev/nvidia-uvm", "");
-  EXPECT_THAT(Of("gpu").found, HasSubstr("NVIDIA H200 (0000:17:00.0)"));
-  EXPECT_THAT(Of("gpu").mend, HasSubstr("modprobe nvidia_peermem"));
-  EXPECT_EQ(Of("gpu").facts["device_files"], 1u);
-  File("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64");
-  EXPECT_EQ(Of("gpu").health, Health::kOk);
-  File("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module");
-  File("/sys/module/nvidia_peermem/version", "1");
-  EXPECT_EQ(Of("gpu").health, Health::kOk);
-}
-
-TEST_F(Machine, GpuDirect) {
-  EXPECT_EQ(Of("gpudirect").health, Health::kOk);  // nothing lacks where there is no GPU
-  EXPECT_EQ(Of("gpudirect").facts["dmabuf"], false);
-  Takes("mlx5_0", "::ffff:10.0.0.1");
-  EXPECT_EQ(Of("gpudirect").facts["dmabuf"], true);
-  EXPECT_THAT(Of("gpudirect").found, HasSubstr("mlx5_0 registers"));
-  File("/proc/driver/nvidia/gpus/0000:17:00.0/information", "Model: \t NVIDIA H200\nIRQ: 1\n");
-  EXPECT_EQ(Of("gpudirect").health, Health::kOk);
-  world_.verbs_port->device_memory = MakeError(ErrorCode::kUnsupported, "no such symbol");
-  EXPECT_EQ(Of("gpudirect").health, Health::kWarn);
-  EXPECT_THAT(Of("gpudirect").found, HasSubstr("no such symbol"));
 }
 
 TEST_F(Machine, LimitsOfTheKernel) {
@@ -394,8 +159,8 @@ TEST_F(Machine, TextFitsInAHundredColumnsAndJsonHasEachCheck) {
   }
   EXPECT_THAT(
       names, ::testing::ElementsAre("memory", "huge_pages", "overcommit", "dev_shm", "rdma_devices",
-                                    "rdma_choice", "locked_memory", "numa", "gpu", "gpudirect", "ucx",
-                                    "max_map_count", "open_files", "shm_socket", "ports"));
+                                    "rdma_choice", "locked_memory", "numa", "gpu", "gpudirect",
+                                    "ucx", "max_map_count", "open_files", "shm_socket", "ports"));
 }
 
 // Whatever machine this is, looking at it ends with an answer to each question.

@@ -281,10 +281,10 @@ Check CheckGpuDirect(const World& world) {
       "With it the RDMA device writes entries into a GPU's memory itself (dma-buf); without, they "
       "take the way through host memory.";
   const bool has_gpu = !world.Names("/proc/driver/nvidia/gpus").empty();
-  const absl::Status direct = world.verbs_port.ok()
-                                  ? world.verbs_port->device_memory
-                                  : absl::Status(absl::StatusCode::kUnavailable,
-                                                 "no RDMA device to ask, see rdma_choice");
+  const absl::Status direct =
+      world.verbs_port.ok()
+          ? world.verbs_port->device_memory
+          : absl::Status(absl::StatusCode::kUnavailable, "no RDMA device to ask, see rdma_choice");
   check.facts = {{"dmabuf", direct.ok()}, {"gpu", has_gpu}};
   check.found = direct.ok() ? absl::StrCat(world.verbs_port->device, " registers dma-buf memory")
                             : std::string(direct.message());
