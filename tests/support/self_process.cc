@@ -28,6 +28,7 @@ SelfProcess::SelfProcess(const std::vector<std::string>& arguments) {
     ::execv(self, argv.data());
     ::_exit(127);
   }
+  if (pid_ < 0) exit_code_ = 127;  // of a process that never was
 }
 
 SelfProcess::~SelfProcess() { Kill(); }

@@ -133,7 +133,9 @@ class Child {
     Signal(SIGKILL);
     Exit();
   }
-  void Signal(int number) const { ::kill(pid_, number); }
+  void Signal(int number) const {
+    if (pid_ > 0) ::kill(pid_, number);  // -1, a fork that failed, would mean every process
+  }
   // The exit code; -1 when it did not exit by itself.
   int Exit() {
     int status = 0;
