@@ -1,7 +1,8 @@
 """Every header compiles alone, and has a guard. Usage: headers.py ROOT CXX [FLAGS...]
 
 A header whose own source (same stem) includes it first is proven by the build; every other one is compiled here. Public
-headers always are, with nothing but the public include folders; those of the C ABI as C too. Others see the whole tree.
+headers always are, with nothing but the public include folders; those of the C ABI as C too. Others see the whole tree,
+and FLAGS, which name the folder of generated headers.
 """
 
 import concurrent.futures
@@ -32,7 +33,9 @@ def compile_alone(root, header, compiler, flags):
     if not name.startswith(PUBLIC) and proven_by_build(root, header):
         return None
     folders = [root / folder for folder in PUBLIC]
-    if not name.startswith(PUBLIC):
+    if name.startswith(PUBLIC):
+        flags = []
+    else:
         folders.append(root)
     languages = [("c++", ["-std=c++20"])]
     if header.name in ("oasiskv.h", "oasiskv_gpu.h"):
