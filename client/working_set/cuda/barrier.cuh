@@ -76,9 +76,5 @@ __device__ inline void NamedWait(uint32_t id, uint32_t threads) {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ inline void NamedArrive(uint32_t id, uint32_t threads) {
-  __syncwarp();
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 
 }  // namespace oasiskv::gpu

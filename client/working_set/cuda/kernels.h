@@ -19,10 +19,12 @@ enum class QueryType : uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 // prediction; Resolve and a sample of agreement take the complete ones only). Order equals that of
 // ScoreBlocks and TopK of the cpu backend, for summaries and queries of any bits. head_dim is a
 // multiple of 8; summaries are 16-byte aligned; 8,192 blocks fit with K up to 1,024, head_dim up to
-// 576 and any group.
+// 576 and any group. One CTA fills a multiprocessor and takes pair after pair: `processors` (0:
+// all) leaves those out that other kernels hold, since a CTA that has to wait for one doubles the
+// time.
 LaunchError ScoreTopK(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                       const void* queries, QueryType type, int64_t row_stride, Stream stream,
-                      bool full_local = true);
+                      bool full_local = true, uint32_t processors = 0);
 
 // The same from a ready list, int32 [row][head][k] in device memory, -1 for padding; blocks that
 // are no candidates are passed over.

@@ -11,6 +11,7 @@ namespace {
 constexpr uint32_t kFewHeads = 4, kManyHeads = 8;  // query heads of a pass
 
 constexpr uint32_t kFewestStages = 1, kMostStages = 3;
+constexpr uint32_t kFewestKeySides = 2, kMostKeySides = 3;
 constexpr uint32_t kMostCtas = 8;                           // of a cluster
 constexpr uint32_t kMostGroup = 1024, kMostBlocks = 65536;  // sizes below fit 32 bits
 
@@ -62,7 +63,7 @@ uint32_t Place(ScoreArgs* args, uint32_t heads) {
   args->barriers_at = take(sizeof(ScoreBarriers));
   args->works_at = take(PairList::kTable * sizeof(HeadWork));
   args->queries_at = take(2 * QueryWords(args->query_dims, heads) * 4);
-  args->keys_at = take(2 * args->max_blocks * 4);
+  args->keys_at = take(args->key_sides * args->max_blocks * 4);
   args->bounds_at = take(args->stored ? 2 * args->group * args->max_blocks * 4 : 0);
   args->best_at = take(2 * args->group * 4);
   args->winners_at = take(RankRoom(args->resident) * 8);
@@ -93,6 +94,7 @@ LaunchError ScoreTopKTuned(const Shape& shape, const LayerMemory& mem, const Row
   if (const cudaError_t error = device.Read(); error != cudaSuccess) {
     return cudaGetErrorString(error);
   }
+  if (tuning.processors != 0) device.processors = std::min(device.processors, tuning.processors);
   const uint32_t heads = shape.group <= kFewHeads ? kFewHeads : kManyHeads;
   const uint32_t pairs = rows.max_rows * shape.kv_heads;
   const uint32_t dims = kSegment / (shape.summary_bytes / 2 / shape.head_dim);
@@ -129,8 +131,10 @@ LaunchError ScoreTopKTuned(const Shape& shape, const LayerMemory& mem, const Row
     args.stored = stored;
     args.rounds = normalized && !stored ? 2 * args.passes : args.passes;
     for (args.stages = most; args.stages >= fewest; --args.stages) {
-      bytes = Place(&args, heads);
-      if (bytes <= device.shared_of_cta) return true;
+      for (args.key_sides = kMostKeySides; args.key_sides >= kFewestKeySides; --args.key_sides) {
+        bytes = Place(&args, heads);
+        if (bytes <= device.shared_of_cta) return true;
+      }
     }
     return false;
   };
@@ -176,9 +180,9 @@ LaunchError ScoreTopKTuned(const Shape& shape, const LayerMemory& mem, const Row
 
 LaunchError ScoreTopK(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                       const void* queries, QueryType type, int64_t row_stride, Stream stream,
-                      bool full_local) {
-  return ScoreTopKTuned(shape, mem, rows, queries, type, row_stride, ScoreTuning(), stream,
-                        full_local);
+                      bool full_local, uint32_t processors) {
+  return ScoreTopKTuned(shape, mem, rows, queries, type, row_stride, {.processors = processors},
+                        stream, full_local);
 }
 
 }  // namespace oasiskv::gpu

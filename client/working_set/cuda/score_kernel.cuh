@@ -16,8 +16,7 @@ template <uint32_t kHeads>
 inline constexpr uint32_t kScoreThreads = kStreamWarps<kHeads> * 32 + kRankThreads;
 
 // Of each CTA of a cluster. A unit of work is one round of one pair. Units and pairs use two sets
-// of buffers in turn, so that stream warps go on with a pair while the one before is ranked. A CTA
-// that is alone uses the barriers of its hardware in their place.
+// of buffers in turn, so that stream warps go on with a pair while the one before is ranked.
 struct ScoreBarriers {
   Barrier ready[2];  // a unit's queries are there; arrivals: one of each CTA of the cluster
   Barrier done[2];   // a unit is scored; arrivals: of each stream warp of the cluster
@@ -240,6 +239,9 @@ class ScoreCta {
     Prepare(1, units, tid);
     for (uint32_t unit = 0; unit < units; ++unit) {
       WaitDone(unit);
+      // With a third set of keys nothing that ranking reads is written by the unit that begins.
+      const bool early = args_.key_sides > 2;
+      if (early) Prepare(unit + 2, units, tid);
       const uint32_t index = unit / args_.rounds;
       if (rank_ == 0 && unit + 1 == (index + 1) * args_.rounds) {
         const HeadWork work = list_.Work(args_, index);
@@ -248,7 +250,7 @@ class ScoreCta {
         RankKeys(SharedOf(index).keys, work.blocks, args_.resident,
                  args_.predicted + list * args_.resident, scratch, tid);
       }
-      Prepare(unit + 2, units, tid);
+      if (!early) Prepare(unit + 2, units, tid);
     }
   }
 
@@ -260,7 +262,8 @@ class ScoreCta {
   __device__ PairShared SharedOf(uint32_t index) const {
     const uint32_t side = index % 2;
     PairShared out;
-    out.keys = reinterpret_cast<uint32_t*>(shared_ + args_.keys_at) + side * args_.max_blocks;
+    out.keys = reinterpret_cast<uint32_t*>(shared_ + args_.keys_at) +
+               index % args_.key_sides * args_.max_blocks;
     out.ranked = args_.cluster == 1
                      ? out.keys
                      : cooperative_groups::this_cluster().map_shared_rank(out.keys, 0);
@@ -270,32 +273,38 @@ class ScoreCta {
     return out;
   }
 
-  // What ScoreBarriers stand for; each is called by whole warps.
-  static constexpr uint32_t kReadyId = 2, kDoneId = 4, kBoundsId = 6;  // RankSync has 1
-  static constexpr uint32_t kAll = kScoreThreads<kHeads>;
+  // Each is called by whole warps. A CTA that is alone needs no fence beyond itself, which would
+  // wait for what the ranking warps write to HBM.
   __device__ void ArriveReady(uint32_t unit, uint32_t tid) const {
-    if (args_.cluster == 1) return NamedArrive(kReadyId + unit % 2, kAll);
     RankSync();
-    if (tid < args_.cluster) Arrive(&barriers_->ready[unit % 2], tid);
+    if (tid < args_.cluster) ArriveOf(&barriers_->ready[unit % 2], tid);
   }
-  __device__ void WaitReady(uint32_t unit) const {
-    if (args_.cluster == 1) return NamedWait(kReadyId + unit % 2, kAll);
-    Wait(&barriers_->ready[unit % 2], unit / 2);
-  }
+  __device__ void WaitReady(uint32_t unit) const { WaitOf(&barriers_->ready[unit % 2], unit / 2); }
   __device__ void ArriveDone(uint32_t unit) const {
     __syncwarp();
-    if (args_.cluster == 1) return NamedArrive(kDoneId + unit % 2, kAll);
-    if (threadIdx.x % 32 < args_.cluster) Arrive(&barriers_->done[unit % 2], threadIdx.x % 32);
+    const uint32_t lane = threadIdx.x % 32;
+    if (lane < args_.cluster) ArriveOf(&barriers_->done[unit % 2], lane);
   }
-  __device__ void WaitDone(uint32_t unit) const {
-    if (args_.cluster == 1) return NamedWait(kDoneId + unit % 2, kAll);
-    Wait(&barriers_->done[unit % 2], unit / 2);
-  }
+  __device__ void WaitDone(uint32_t unit) const { WaitOf(&barriers_->done[unit % 2], unit / 2); }
   __device__ void PassBounds(uint32_t index) const {
     __syncwarp();
-    if (args_.cluster == 1) return NamedWait(kBoundsId, kWarps * 32);
-    if (threadIdx.x % 32 < args_.cluster) Arrive(&barriers_->bounds, threadIdx.x % 32);
-    Wait(&barriers_->bounds, index);
+    const uint32_t lane = threadIdx.x % 32;
+    if (lane < args_.cluster) ArriveOf(&barriers_->bounds, lane);
+    WaitOf(&barriers_->bounds, index);
+  }
+  __device__ void ArriveOf(Barrier* barrier, uint32_t rank) const {
+    if (args_.cluster == 1) {
+      ArriveInCta(barrier);
+    } else {
+      Arrive(barrier, rank);
+    }
+  }
+  __device__ void WaitOf(Barrier* barrier, uint32_t use) const {
+    if (args_.cluster == 1) {
+      WaitInCta(barrier, use);
+    } else {
+      Wait(barrier, use);
+    }
   }
 
   __device__ void Prepare(uint32_t unit, uint32_t units, uint32_t tid) {

@@ -40,6 +40,7 @@ struct ScoreArgs {
   uint32_t rounds;      // passes, twice if the sums are made twice
   uint32_t stages;      // of a ring: 1 to 3
   uint32_t cluster;     // CTAs that share a head
+  uint32_t key_sides;   // sets of keys: 3, or 2 where a third has no room
   // Places in shared memory; the rings begin at 0. Of queries, keys, bounds and best there are two.
   uint32_t barriers_at, works_at, queries_at, keys_at, bounds_at, best_at;
   uint32_t winners_at, histogram_at, words_at;

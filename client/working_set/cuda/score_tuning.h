@@ -11,6 +11,7 @@ namespace oasiskv::gpu {
 struct ScoreTuning {
   uint32_t cluster = 0;  // CTAs that share a (row, head): 1, 2, 4 or 8
   uint32_t stages = 0;   // of a warp's ring of 4 KiB stages: 1 to 3
+  uint32_t processors = 0;
 };
 
 LaunchError ScoreTopKTuned(const Shape& shape, const LayerMemory& mem, const Rows& rows,
