@@ -1,4 +1,5 @@
-// The bench's ib_read_bw: absent, hanging, failing, and as it should be. Scripts stand in for it.
+// The bench's ib_read_bw: absent, hanging, failing, and as it should be; scripts stand in for it.
+// What ucx_perftest is run over.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -66,6 +67,19 @@ TEST_F(BenchCeiling, TheAverageIsTaken) {
   ASSERT_TRUE(rate.ok()) << rate.status();
   EXPECT_DOUBLE_EQ(*rate, 50.0 * (1 << 20) / 1e9);
   EXPECT_THAT(ceiling_.command(), HasSubstr("-s 8192 -q 4 -t 16"));
+}
+
+TEST(UcxRoute, IsThatOfTheLanesOnlyWhereTheConnectionGoesOverThemByItself) {
+  const auto transports = [](const std::string& how) {
+    return UcxRouteOf("oasiskvd 0.1.0 at 10.0.0.1:7400, ucx 10.0.0.1:7402, " + how +
+                      " (ucx, as asked)")
+        .transports;
+  };
+  EXPECT_EQ(transports("rc_verbs/rxe0:1, one-sided"), "rc");
+  EXPECT_EQ(transports("dc_mlx5/mlx5_0:1, one-sided"), "dc");
+  EXPECT_EQ(transports("rc_verbs/rxe0:1, active messages"), "tcp");
+  EXPECT_EQ(transports("tcp/lo, active messages"), "tcp");
+  EXPECT_EQ(UcxRouteOf("not connected").transports, "tcp");
 }
 
 }  // namespace

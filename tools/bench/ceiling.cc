@@ -36,12 +36,22 @@ absl::StatusOr<double> FinalMegabytes(const std::string& output) {
                    absl::StrCat("ucx_perftest printed no Final line:\n", output));
 }
 
-absl::StatusOr<double> RunOnce(const std::string& test, uint64_t bytes, uint32_t outstanding,
-                               uint64_t iterations, std::string& command) {
-  const std::vector<std::string> environment = {"UCX_TLS=tcp", "UCX_WARN_UNUSED_ENV_VARS=n"};
+// For a run that was made for a second or a few, on devices that may be emulated.
+constexpr Duration kPatience = std::chrono::seconds(60);
+
+std::vector<std::string> EnvironmentFor(const UcxRoute& route, const std::string& devices) {
+  std::vector<std::string> out = {"UCX_TLS=" + route.transports, "UCX_WARN_UNUSED_ENV_VARS=n"};
+  if (!devices.empty()) out.push_back("UCX_NET_DEVICES=" + devices);
+  return out;
+}
+
+absl::StatusOr<double> RunOnce(const UcxRoute& route, const std::string& test, uint64_t bytes,
+                               uint32_t outstanding, uint64_t iterations, std::string& command) {
   const std::string port = absl::StrCat(kPort);
   OASISKV_ASSIGN_OR_RETURN(ChildProcess server,
-                           ChildProcess::Start({"ucx_perftest", "-p", port}, environment, ""));
+                           ChildProcess::Start({"ucx_perftest", "-p", port},
+                                               EnvironmentFor(route, route.daemon_devices), ""));
+  const std::vector<std::string> environment = EnvironmentFor(route, route.client_devices);
   const std::vector<std::string> args = {"ucx_perftest", "127.0.0.1",
                                          "-p",           port,
                                          "-t",           test,
@@ -49,11 +59,11 @@ absl::StatusOr<double> RunOnce(const std::string& test, uint64_t bytes, uint32_t
                                          "-O",           absl::StrCat(outstanding),
                                          "-n",           absl::StrCat(iterations),
                                          "-w",           absl::StrCat(iterations / 10 + 1)};
-  command = absl::StrCat("UCX_TLS=tcp ", absl::StrJoin(args, " "));
+  command = absl::StrCat("UCX_TLS=", route.transports, " ", absl::StrJoin(args, " "));
   absl::Status last;
   for (int attempt = 0; attempt < 50; ++attempt) {  // until the server listens
     OASISKV_ASSIGN_OR_RETURN(ChildProcess client, ChildProcess::Start(args, environment, ""));
-    absl::StatusOr<std::string> output = client.ReadAll(std::chrono::seconds(60));
+    absl::StatusOr<std::string> output = client.ReadAll(kPatience);
     if (output.ok()) return FinalMegabytes(*output);
     last = output.status();
     if (!server.Running()) break;
@@ -70,15 +80,30 @@ double TimeMemcpy(std::span<const CopyPiece> pieces, size_t bytes_each) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-absl::StatusOr<UcxCeiling> MeasureUcx(const std::string& test, uint64_t bytes, uint32_t outstanding,
-                                      double seconds) {
+UcxRoute UcxRouteOf(const std::string& description) {
+  UcxRoute out;
+  const std::vector<std::string> parts = absl::StrSplit(description, ", ");
+  for (size_t i = 1; i < parts.size(); ++i) {
+    if (!absl::StartsWith(parts[i], "one-sided")) continue;
+    // "rc_verbs/rxe0:1": UCX knows the family by the first word, and takes care of what it needs
+    // to connect.
+    const std::vector<std::string> lane = absl::StrSplit(parts[i - 1], absl::MaxSplits('_', 1));
+    out.transports = lane[0];
+  }
+  return out;
+}
+
+absl::StatusOr<UcxCeiling> MeasureUcx(const UcxRoute& route, const std::string& test,
+                                      uint64_t bytes, uint32_t outstanding, double seconds) {
   UcxCeiling ceiling;
   // A short run tells how many gets fill the time.
-  OASISKV_ASSIGN_OR_RETURN(double probe, RunOnce(test, bytes, outstanding, 2000, ceiling.command));
+  const uint64_t few = route.rdma() ? 200 : 2000;
+  OASISKV_ASSIGN_OR_RETURN(double probe,
+                           RunOnce(route, test, bytes, outstanding, few, ceiling.command));
   const double per_second = std::max(100.0, probe * (1 << 20) / static_cast<double>(bytes));
-  const auto iterations = static_cast<uint64_t>(per_second * seconds) + 1000;
+  const auto iterations = static_cast<uint64_t>(per_second * seconds) + few / 2;
   OASISKV_ASSIGN_OR_RETURN(double rate,
-                           RunOnce(test, bytes, outstanding, iterations, ceiling.command));
+                           RunOnce(route, test, bytes, outstanding, iterations, ceiling.command));
   ceiling.gbps = rate * (1 << 20) / 1e9;
   return ceiling;
 }

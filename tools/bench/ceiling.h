@@ -26,11 +26,24 @@ struct UcxCeiling {
   std::string command;  // what was run
 };
 
-// Runs `ucx_perftest -t TEST` over TCP on loopback, `outstanding` operations of `bytes` each in
-// flight, for about `seconds`. Tests: "ucp_get" (UCX's own emulated get) and "ucp_am_bw" (its
-// active messages, one way). NOT_FOUND when ucx_perftest is not installed (Debian: ucx-utils).
-absl::StatusOr<UcxCeiling> MeasureUcx(const std::string& test, uint64_t bytes, uint32_t outstanding,
-                                      double seconds);
+// What ucx_perftest runs over.
+struct UcxRoute {
+  std::string transports = "tcp";              // UCX_TLS
+  std::string client_devices, daemon_devices;  // UCX_NET_DEVICES; empty: as the environment says
+
+  bool rdma() const { return transports != "tcp"; }
+};
+
+// The route of a connection that describes itself so (Client::Describe): RC or DC lanes where it
+// goes over them by itself ("..., rc_mlx5/mlx5_0:1, one-sided ..."), TCP for messages, whatever
+// carries them.
+UcxRoute UcxRouteOf(const std::string& description);
+
+// Runs `ucx_perftest -t TEST` on this host, `outstanding` operations of `bytes` each in flight, for
+// about `seconds`. Tests: "ucp_get" (over TCP UCX's own emulated get) and "ucp_am_bw" (its active
+// messages, one way). NOT_FOUND when ucx_perftest is not installed (Debian: ucx-utils).
+absl::StatusOr<UcxCeiling> MeasureUcx(const UcxRoute& route, const std::string& test,
+                                      uint64_t bytes, uint32_t outstanding, double seconds);
 
 // The devices that ib_read_bw runs over: those of the client and of the daemon.
 struct VerbsPorts {

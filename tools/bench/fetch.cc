@@ -285,8 +285,21 @@ class FetchPoint {
   uint64_t verified_ = 0;
 };
 
-absl::Status MeasureUcxCeilings(uint64_t bytes, uint32_t outstanding, FetchRow& row) {
-  absl::StatusOr<UcxCeiling> get = MeasureUcx("ucp_get", bytes, outstanding, 1.0);
+UcxRoute RouteOf(const Testbed& bed, const TestbedOptions& testbed) {
+  UcxRoute route = UcxRouteOf(bed.client().Describe());
+  if (route.rdma()) {
+    route.client_devices = testbed.ucx_net_devices;
+    route.daemon_devices = testbed.daemon_ucx_net_devices;
+  }
+  return route;
+}
+
+absl::Status MeasureUcxCeilings(const UcxRoute& route, const FetchOptions& options,
+                                uint32_t outstanding, FetchRow& row) {
+  const uint64_t bytes = row.entry_bytes;
+  // Over emulated devices a second says little.
+  const double seconds = route.rdma() ? options.seconds : 1.0;
+  absl::StatusOr<UcxCeiling> get = MeasureUcx(route, "ucp_get", bytes, outstanding, seconds);
   if (ErrorCodeOf(get.status()) == ErrorCode::kNotFound) {
     row.ceiling_name = "not measured (ucx_perftest is not installed; Debian has it in ucx-utils)";
     return absl::OkStatus();
@@ -294,7 +307,8 @@ absl::Status MeasureUcxCeilings(uint64_t bytes, uint32_t outstanding, FetchRow& 
   OASISKV_RETURN_IF_ERROR(get.status());
   row.ceiling = {get->gbps, 0};
   row.ceiling_name = get->command;
-  OASISKV_ASSIGN_OR_RETURN(UcxCeiling am, MeasureUcx("ucp_am_bw", bytes, outstanding, 1.0));
+  if (route.rdma()) return absl::OkStatus();  // no message is on the way
+  OASISKV_ASSIGN_OR_RETURN(UcxCeiling am, MeasureUcx(route, "ucp_am_bw", bytes, outstanding, 1.0));
   row.am_ceiling = am.gbps;
   return absl::OkStatus();
 }
@@ -321,7 +335,8 @@ absl::Status RunFetch(const FetchOptions& options) {
       FetchPoint point(bed, reader, blocks, batch, options);
       OASISKV_RETURN_IF_ERROR(point.Run(row));
       if (options.ceiling == MeasureCeiling::kOn && row.fabric == "ucx") {
-        OASISKV_RETURN_IF_ERROR(MeasureUcxCeilings(entry_bytes, batch * options.depth, row));
+        OASISKV_RETURN_IF_ERROR(
+            MeasureUcxCeilings(RouteOf(bed, options.testbed), options, batch * options.depth, row));
       }
       rows.push_back(row);
       if (options.format == Format::kJson) {

@@ -36,6 +36,11 @@ ABSL_FLAG(int64_t, verbs_gid_index, -1,
           "verbs: entry of the GID table, for the client and for ib_read_bw. -1: chosen.");
 ABSL_FLAG(absl::Duration, verbs_peer_timeout, absl::ZeroDuration(),
           "verbs: unacknowledged for so long, the connection is lost. 0: the client's default.");
+ABSL_FLAG(
+    std::string, ucx_net_devices, "",
+    "ucx: UCX_NET_DEVICES of this side, such as mlx5_0:1,eth0. Empty: as the environment says.");
+ABSL_FLAG(std::string, daemon_ucx_net_devices, "",
+          "ucx: the same of the daemon that is started, or of --address, for the ceiling.");
 ABSL_FLAG(std::vector<std::string>, entry_bytes, std::vector<std::string>({"8192", "65536"}),
           "fetch: sizes of an entry, bytes; multiples of 512.");
 ABSL_FLAG(std::vector<std::string>, batch, std::vector<std::string>({"64"}),
@@ -98,6 +103,8 @@ absl::StatusOr<TestbedOptions> TestbedFromFlags() {
   options.verbs_port = absl::GetFlag(FLAGS_verbs_port);
   options.verbs_gid_index = absl::GetFlag(FLAGS_verbs_gid_index);
   options.verbs_peer_timeout = absl::ToChronoNanoseconds(absl::GetFlag(FLAGS_verbs_peer_timeout));
+  options.ucx_net_devices = absl::GetFlag(FLAGS_ucx_net_devices);
+  options.daemon_ucx_net_devices = absl::GetFlag(FLAGS_daemon_ucx_net_devices);
   // Entries, their summaries (two vectors for each 2 x block_tokens) and slab tails.
   const uint64_t need = absl::GetFlag(FLAGS_span_bytes) * 5 / 4 + (uint64_t{128} << 20);
   options.pool_bytes = (need + (uint64_t{64} << 20) - 1) >> 26 << 26;

@@ -88,6 +88,10 @@ absl::StatusOr<Testbed> Testbed::Create(const TestbedOptions& options) {
     const std::string ready = directory + "/ready.json", log = directory + "/daemon.log";
     // Auto does not ask for a device that may not be there.
     const bool verbs = options.fabric == FabricChoice::kVerbs;
+    std::vector<std::string> environment;
+    if (!options.daemon_ucx_net_devices.empty()) {
+      environment.push_back("UCX_NET_DEVICES=" + options.daemon_ucx_net_devices);
+    }
     OASISKV_ASSIGN_OR_RETURN(
         ChildProcess daemon,
         ChildProcess::Start(
@@ -97,9 +101,12 @@ absl::StatusOr<Testbed> Testbed::Create(const TestbedOptions& options) {
              absl::StrCat("--shm_socket=", directory, "/shm.sock"),
              absl::StrCat("--pool_bytes=", options.pool_bytes), "--drain_timeout=100ms",
              absl::StrCat("--ready_file=", ready)},
-            {}, log));
+            environment, log));
     bed.daemon_.emplace(std::move(daemon));
     OASISKV_ASSIGN_OR_RETURN(client.address, WaitReady(*bed.daemon_, ready, log));
+  }
+  if (!options.ucx_net_devices.empty()) {
+    ::setenv("UCX_NET_DEVICES", options.ucx_net_devices.c_str(), 1);
   }
   OASISKV_ASSIGN_OR_RETURN(bed.client_, Client::Connect(client));
   return bed;

@@ -26,6 +26,9 @@ struct TestbedOptions {
   uint32_t verbs_port = 0;
   int64_t verbs_gid_index = -1;
   Duration verbs_peer_timeout{0};  // 0: the client's own
+  // ucx: UCX_NET_DEVICES of the client and of a daemon that is started here. Empty: as the
+  // environment says.
+  std::string ucx_net_devices, daemon_ucx_net_devices;
 };
 
 // The bytes of entry `number` of a bench sequence, so that a reader can check them without a copy:
@@ -62,7 +65,7 @@ class Testbed {
   // Gives the sequence's memory back.
   absl::Status Drop(const std::string& name);
 
-  Client& client() { return *client_; }
+  Client& client() const { return *client_; }
   std::string fabric() const { return client_->FabricName(); }  // "shm", "ucx" or "verbs"
   int daemon_pid() const {
     return daemon_ ? daemon_->pid() : 0;
