@@ -3,11 +3,14 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <ucp/api/ucp.h>
 
 #include <atomic>
 #include <cstdio>
 #include <cstring>
 
+#include "common/address.h"
+#include "common/fabric/ucx/worker.h"
 #include "tests/fabric/ucx_rdma_fixture.h"
 #include "tests/support/self_process.h"
 
@@ -152,6 +155,24 @@ TEST_F(UcxRdmaPeers, AStoppedWriterIsDisconnectedAllTheSame) {
   for (uint64_t i = 0; i < kFrameBytes; ++i) ASSERT_EQ(pool_.frame(7)[i], std::byte{0x11}) << i;
 }
 
+// Nobody fences for it, and it need not be in anybody's list.
+TEST_F(UcxRdmaPeers, AClientThatIsKilledBeforeItJoinsIsForgotten) {
+  Serve();
+  ASSERT_EQ(Start("--half", {address_}), "was offered keys");
+  EXPECT_EQ(server_->Stats().connections, 1u);
+  child_->Kill();
+  EXPECT_TRUE(Eventually([&] { return server_->Stats().connections == 0; }));
+  EXPECT_TRUE(authority_.opened().empty());
+}
+
+TEST_F(UcxRdmaPeers, AClientThatNeverSaysWhetherItTakesKeysIsCutOff) {
+  Serve();
+  ASSERT_EQ(Start("--half", {address_}), "was offered keys");
+  Stop();
+  EXPECT_TRUE(Eventually([&] { return server_->Stats().connections == 0; }));
+  EXPECT_TRUE(authority_.opened().empty());
+}
+
 // --- what children do ---
 
 int RunDaemon(const TestPool& pool, Mailbox& mailbox) {
@@ -186,6 +207,52 @@ int RunWriter(TestPool& pool, Mailbox& mailbox, const std::string& address) {
   return 0;
 }
 
+// Takes part in the protocol up to the offer of keys, and no further.
+class HalfClient : private ArrivalHandler {
+ public:
+  explicit HalfClient(const std::string& address)
+      : worker_(*Worker::Create(*this, Worker::Family::kIpv4, Worker::RemoteMemory::kIfDevices)) {
+    const SocketAddress socket_address = *Resolve(*ParseAddress(address, 0));
+    ucp_ep_params_t params{};
+    params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR |
+                        UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+    params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+    params.sockaddr.addr = socket_address.get();
+    params.sockaddr.addrlen = socket_address.length;
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    ucp_ep_h endpoint = nullptr;
+    if (ucp_ep_create(worker_->get(), &params, &endpoint) != UCS_OK) return;
+    Hello hello;
+    hello.incarnation = kIncarnation;
+    worker_->Send(endpoint, std::make_unique<Message>(hello.head.id, &hello, sizeof(hello)),
+                  Worker::Reply::kYes);
+    Eventually([&] {
+      while (worker_->Progress()) {
+      }
+      return offered_;
+    });
+  }
+  bool offered() const { return offered_; }
+
+ private:
+  void OnArrival(const Arrival& arrival) override {
+    HelloReply reply;
+    offered_ = arrival.id == static_cast<unsigned>(MessageId::kHelloReply) &&
+               ParseHeader(arrival.header.data(), arrival.header.size(), reply) &&
+               reply.offers_keys != 0;
+  }
+
+  std::unique_ptr<Worker> worker_;
+  bool offered_ = false;
+};
+
+int RunHalf(Mailbox& mailbox, const std::string& address) {
+  UseDevice("rxe0");
+  const HalfClient client(address);
+  Say(mailbox, client.offered() ? "was offered keys" : "was offered none");
+  while (true) ::pause();
+}
+
 int RunChild(int argc, char** argv) {
   constexpr size_t kFds = verbs::kArenas + 2;
   if (argc < static_cast<int>(3 + kFds)) return 2;
@@ -197,7 +264,9 @@ int RunChild(int argc, char** argv) {
   auto& mailbox = *reinterpret_cast<Mailbox*>(memory.data());
   const std::string role = argv[1];
   if (role == "--daemon") return RunDaemon(pool, mailbox);
-  return argc > static_cast<int>(3 + kFds) ? RunWriter(pool, mailbox, argv[3 + kFds]) : 2;
+  if (argc <= static_cast<int>(3 + kFds)) return 2;
+  const std::string address = argv[3 + kFds];
+  return role == "--half" ? RunHalf(mailbox, address) : RunWriter(pool, mailbox, address);
 }
 
 }  // namespace
@@ -209,7 +278,8 @@ int ChildMain(int argc, char** argv) { return RunChild(argc, argv); }
 // The test program is its own daemon and writer.
 int main(int argc, char** argv) {
   const std::string role = argc > 1 ? argv[1] : "";
-  if (role == "--daemon" || role == "--writer") return oasiskv::fabric::ucx::ChildMain(argc, argv);
+  if (role == "--daemon" || role == "--writer" || role == "--half")
+    return oasiskv::fabric::ucx::ChildMain(argc, argv);
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -11,6 +11,11 @@ add_executable(ucx_rdma_service_test ${CMAKE_CURRENT_LIST_DIR}/ucx_rdma_service_
 target_link_libraries(ucx_rdma_service_test PRIVATE
   oasiskv_options oasiskv::session oasiskv::mini_cluster oasiskv::proto oasiskv::test_support GTest::gmock GTest::gtest)
 set_target_properties(ucx_rdma_test ucx_rdma_service_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
+# Preloaded into a daemon that serves UCX's RDMA lanes.
+add_library(last_wqe_event MODULE ${CMAKE_CURRENT_LIST_DIR}/last_wqe_event.cc)
+target_link_libraries(last_wqe_event PRIVATE oasiskv_options PkgConfig::ibverbs ${CMAKE_DL_LIBS})
+set_target_properties(last_wqe_event PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
+add_dependencies(soak_test last_wqe_event)  # which starts such a daemon
 add_dependencies(tests_rdma ucx_rdma_test ucx_rdma_service_test)
 foreach(test ucx_rdma_test ucx_rdma_service_test)
   string(REPLACE "_rdma" "" name ${test})

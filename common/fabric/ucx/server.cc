@@ -15,6 +15,7 @@ namespace oasiskv::fabric::ucx {
 namespace {
 
 constexpr size_t kMaxPeers = 4096;
+// For its hello, and for its answer to the offer of keys.
 constexpr Duration kHelloTimeout = std::chrono::seconds(10);
 constexpr Duration kStopTimeout = std::chrono::seconds(2);
 // How long the thread looks for work before it sleeps: about what going to sleep and being woken
@@ -24,8 +25,11 @@ constexpr int kMaxRounds = 64;
 // How often waiting peers are looked at, and closing ones.
 constexpr Duration kCheckInterval = std::chrono::milliseconds(100);
 constexpr Duration kCloseInterval = std::chrono::milliseconds(10);
-// How often the thread looks around by itself when there are peers on RDMA lanes.
+// How often the thread looks around by itself when there are peers on RDMA lanes, or were so long
+// ago: devices tell another thread of UCX that a queue pair is empty, and the worker destroys it
+// when it is progressed next.
 constexpr Duration kLookInterval = std::chrono::milliseconds(200);
+constexpr Duration kLinger = std::chrono::seconds(30);
 // How often clients that do without the daemon are asked whether they are there.
 constexpr Duration kPingInterval = std::chrono::seconds(5);
 
@@ -163,7 +167,7 @@ void Server::Run() {
 
 MonotonicTime Server::SleepUntil(MonotonicTime now) const {
   if (!closing_.empty()) return now + kCloseInterval;
-  bool looks = false;
+  bool looks = now < lingers_until_;
   for (const auto& [endpoint, peer] : peers_) {
     if (!peer->greeted() || peer->offered() || !peer->idle()) return now + kCheckInterval;
     looks = looks || peer->pinged();
@@ -187,6 +191,8 @@ void Server::CheckTimeouts(MonotonicTime now) {
   for (const auto& [endpoint, peer] : peers_) {
     if (!peer->greeted() && now - peer->connected_at() > kHelloTimeout) {
       peer->Break("it sent no hello");
+    } else if (peer->offered() && now - peer->connected_at() > 2 * kHelloTimeout) {
+      peer->Break("it does not say whether it takes keys");
     } else if (peer->StuckSince(now - options_.reply_timeout)) {
       peer->Break("it takes no data");
     }
@@ -250,6 +256,7 @@ void Server::FinishClosing() {
       authority_.ConnectionClosed(connection);
     }
     std::erase(ready_, closing.peer.get());
+    if (worker_->remote_memory()) lingers_until_ = Now() + kLinger;
     closing_.erase(closing_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }

@@ -107,6 +107,7 @@ class Server final : public UcxEndpoint, private ArrivalHandler {
   std::vector<Peer*> ready_;
   std::vector<Closing> closing_;
   MonotonicTime next_ping_;
+  MonotonicTime lingers_until_;  // looks around until then, though it has nothing to do
 
   std::atomic<bool> stop_{false};
   std::thread thread_;
