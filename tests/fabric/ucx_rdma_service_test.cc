@@ -3,15 +3,17 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "oasiskv/v1/admin.grpc.pb.h"
 #include "oasiskv/v1/admin.pb.h"
+#include "tests/fabric/soak_process.h"
 #include "tests/integration/client_fixture.h"
 #include "tests/integration/http_get.h"
 #include "tests/support/self_process.h"
@@ -189,6 +191,45 @@ TEST_F(UcxRdmaServiceTest, AKilledDaemonIsLostAndItsSuccessorIsFoundAgain) {
   auto again = (*client)->Attach(ReadSpecOf("a", content.geometry()));
   ASSERT_OK(again.status());
   ASSERT_OK(fetch(*again));
+}
+
+// UCX fills its pools when the first client comes, and keeps them; what comes after adds nothing.
+TEST_F(UcxRdmaServiceTest, ClientsThatComeAndGoLeaveNothing) {
+  constexpr int kRounds = 4, kClients = 5;
+  constexpr seconds kQueuePairsGone{30};
+  constexpr int64_t kMoreKib = 4 << 10;
+  const auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  ASSERT_EQ(::setenv("LD_PRELOAD", (folder / "liblast_wqe_event.so").c_str(), 1), 0);
+  StartDaemon({"--fence_timeout=60s"});
+  ASSERT_EQ(::unsetenv("LD_PRELOAD"), 0);
+  const pid_t daemon = cluster_->daemon().pid();
+  const auto round = [&] {
+    for (int i = 0; i < kClients; ++i) {
+      auto client = Client::Connect(OptionsFor(address()));
+      ASSERT_OK(client.status());
+      EXPECT_THAT((*client)->Describe(), ::testing::HasSubstr("one-sided"));
+    }
+    testing::SelfProcess writer({"--hold_writer", address()});
+    ASSERT_TRUE(Eventually([&] { return Capacity().grants_writer() == 1; }, kPatience));
+    writer.Kill();
+    ASSERT_TRUE(Eventually([&] { return Idle() && Metric(kOneSided) == 0; }, kPatience));
+  };
+  const int64_t queue_pairs = RdmaResources()["rxe1 qp"];
+  round();
+  ASSERT_TRUE(
+      Eventually([&] { return RdmaResources()["rxe1 qp"] == queue_pairs; }, kQueuePairsGone))
+      << RdmaResources()["rxe1 qp"] << " queue pairs, before any client came " << queue_pairs;
+  const std::map<std::string, int64_t> filled = RdmaResources();
+  const ProcessFigures first = FiguresOf(daemon);
+  for (int i = 0; i < kRounds && !HasFatalFailure(); ++i) round();
+  EXPECT_TRUE(Eventually([&] { return RdmaResources() == filled; }, kQueuePairsGone))
+      << ::testing::PrintToString(RdmaResources()) << ", after the first clients "
+      << ::testing::PrintToString(filled);
+  const ProcessFigures last = FiguresOf(daemon);
+  std::printf("daemon: %ld KiB after %d clients, %ld KiB and %ld memory regions after %d\n",
+              static_cast<long>(first.kib), kClients + 1, static_cast<long>(last.kib),
+              static_cast<long>(filled.at("rxe1 mr")), (kRounds + 1) * (kClients + 1));
+  EXPECT_LE(last.kib, first.kib + kMoreKib);
 }
 
 int HoldWriter(const std::string& address) {
