@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -30,6 +30,8 @@ struct Stretch {
 constexpr size_t kParcelStretches = 1024;
 constexpr size_t kMaxParcels = 4;
 
+constexpr size_t kNotLive = std::numeric_limits<size_t>::max();
+
 // Thread contract: every member belongs to the engine's lock, except the constant ones and `ended`.
 //
 // filling -> posting -> draining -> checking -> ended. A batch that ends early (cancel, deadline,
@@ -52,12 +54,13 @@ struct Batch {
   const MonotonicTime deadline;
   const MonotonicTime started;
 
-  std::deque<std::vector<Stretch>> parcels;
-  size_t next = 0;           // in the first parcel
-  uint64_t next_offset = 0;  // in that stretch: bytes posted already
-  bool filled = false;       // the caller has handed over all its parcels
-  bool queued = false;       // in one of the engine's queues
-  bool checking = false;     // all data is there, the grant word is read next or on its way
+  std::vector<std::vector<Stretch>> parcels;
+  size_t next = 0;            // in the first parcel
+  uint64_t next_offset = 0;   // in that stretch: bytes posted already
+  bool filled = false;        // the caller has handed over all its parcels
+  bool queued = false;        // in one of the engine's queues
+  size_t live_at = kNotLive;  // place in the engine's list of those without an outcome
+  bool checking = false;      // all data is there, the grant word is read next or on its way
   bool counted_as_write = false;
   std::shared_ptr<Region> region;  // where the last buffer lay: the next lies there too, mostly
 

@@ -26,7 +26,9 @@ struct Region {
   MemoryRegion key;
 
   bool Holds(const std::byte* from, uint64_t length) const {
-    return from >= begin && length <= bytes && from - begin <= static_cast<int64_t>(bytes - length);
+    // Wraps around to beyond the end for what lies before the beginning.
+    const uint64_t at = reinterpret_cast<uintptr_t>(from) - reinterpret_cast<uintptr_t>(begin);
+    return at <= bytes && length <= bytes - at;
   }
 };
 

@@ -1,5 +1,7 @@
 // A verbs connection and its transfers: checks batches, cuts them into parcels, and leaves the rest
 // to the engine.
+#include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -54,7 +56,11 @@ class VerbsConnection final : public Connection {
  public:
   VerbsConnection(Access access, std::shared_ptr<Engine> engine,
                   std::shared_ptr<VerbsControl> control)
-      : access_(access), engine_(std::move(engine)), control_(std::move(control)) {}
+      : access_(access), engine_(std::move(engine)), control_(std::move(control)) {
+    for (const RemoteMemory& arena : engine_->server().arenas) {
+      smallest_arena_ = std::min(smallest_arena_, arena.bytes);
+    }
+  }
   // The daemon takes its queue pairs down, after which no write of ours can reach it.
   ~VerbsConnection() override {
     engine_->Stop();
@@ -107,13 +113,40 @@ class VerbsConnection final : public Connection {
                      MonotonicTime deadline) const;
   template <typename Piece>
   absl::Status CheckAddresses(const GrantView& grant, std::span<const Piece> pieces) const;
+  absl::Status CheckWordSlot(const GrantView& grant) const;
   template <typename Piece>
-  void Hand(const std::shared_ptr<Batch>& batch, std::span<const Piece> pieces);
+  bool AllGood(const GrantView& grant, std::span<const Piece> pieces) const;
+  template <typename Piece>
+  void Hand(const std::shared_ptr<Batch>& batch, std::span<const Piece> pieces,
+            std::vector<Stretch>& parcel);
 
   const Access access_;
   const std::shared_ptr<Engine> engine_;
   const std::shared_ptr<VerbsControl> control_;
+  uint64_t smallest_arena_ = std::numeric_limits<uint64_t>::max();
 };
+
+// What CheckPieces and CheckAddresses ask of a piece, in one small loop. False says only that they
+// are to be asked.
+template <typename Piece>
+bool VerbsConnection::AllGood(const GrantView& grant, std::span<const Piece> pieces) const {
+  const FrameAddress* const frames = grant.frames.data();
+  const uint64_t blocks = grant.frames.size();
+  const uint64_t frame_bytes = grant.frame_bytes;
+  const uint64_t arenas = engine_->server().arenas.size();
+  if (frame_bytes > smallest_arena_) return false;
+  const uint64_t last_begin = smallest_arena_ - frame_bytes;
+  for (const Piece& piece : pieces) {
+    const RemoteRange& range = RemoteOf(piece);
+    if (range.block >= blocks || range.length == 0 || LocalOf(piece) == nullptr ||
+        uint64_t{range.offset} + range.length > frame_bytes) {
+      return false;
+    }
+    const FrameAddress& frame = frames[range.block];
+    if (frame.arena.value() >= arenas || frame.offset > last_begin) return false;
+  }
+  return true;
+}
 
 // Every frame lies in an arena that the daemon named: the device would refuse the rest, but by
 // breaking the connection. Looks at the pieces' frames or at all of them, whichever are fewer.
@@ -133,6 +166,11 @@ absl::Status VerbsConnection::CheckAddresses(const GrantView& grant,
                                     " in arena ", frame.arena.value(), " of ", arena, " bytes"));
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status VerbsConnection::CheckWordSlot(const GrantView& grant) const {
+  const ServerHello& server = engine_->server();
   if (grant.word_slot.value() >= server.words.bytes / sizeof(uint64_t)) {
     return MakeError(ErrorCode::kOutOfRange,
                      absl::StrCat("the grant's word has number ", grant.word_slot.value(), " of ",
@@ -157,8 +195,11 @@ absl::Status VerbsConnection::Check(const GrantView* grant, std::span<const Piec
         kWrites ? "this verbs connection was made for reading; connect with Access::kWrite"
                 : "this verbs connection was made for writing; connect with Access::kRead");
   }
-  OASISKV_RETURN_IF_ERROR(CheckPieces(*grant, pieces));
-  OASISKV_RETURN_IF_ERROR(CheckAddresses(*grant, pieces));
+  if (pieces.size() >= grant->frames.size() || !AllGood(*grant, pieces)) {
+    OASISKV_RETURN_IF_ERROR(CheckPieces(*grant, pieces));
+    OASISKV_RETURN_IF_ERROR(CheckAddresses(*grant, pieces));
+  }
+  OASISKV_RETURN_IF_ERROR(CheckWordSlot(*grant));
   if (now >= deadline) {
     return MakeError(ErrorCode::kDeadlineExceeded, "the batch's deadline had passed at its start");
   }
@@ -171,15 +212,13 @@ std::unique_ptr<Transfer> VerbsConnection::Start(std::shared_ptr<const GrantView
                                                  MonotonicTime deadline, Priority priority) {
   constexpr Access kAccess = AccessOf(static_cast<const Piece*>(nullptr));
   const MonotonicTime now = Clock::Real().Now();
-  engine_->Count(kAccess == Access::kRead ? &ConnectionStats::reads : &ConnectionStats::writes, 1);
-  engine_->Count(&ConnectionStats::pieces, pieces.size());
-  absl::Status status = Check(grant.get(), pieces, now, deadline);
+  const absl::Status status = Check(grant.get(), pieces, now, deadline);
   auto batch = std::make_shared<Batch>(kAccess, priority, std::move(grant), deadline, now);
-  if (status.ok()) status = engine_->Open(batch);
-  if (status.ok()) {
-    Hand(batch, pieces);
-  } else {
-    engine_->Refuse(batch, status);
+  std::vector<Stretch> parcel;
+  if (!status.ok()) {
+    engine_->Refuse(batch, pieces.size(), status);
+  } else if (engine_->Open(batch, pieces.size(), parcel)) {
+    Hand(batch, pieces, parcel);
   }
   return std::make_unique<VerbsTransfer>(engine_, std::move(batch));
 }
@@ -187,14 +226,15 @@ std::unique_ptr<Transfer> VerbsConnection::Start(std::shared_ptr<const GrantView
 // Runs are made while those before them are on their way already, and never more than a few parcels
 // ahead of the device.
 template <typename Piece>
-void VerbsConnection::Hand(const std::shared_ptr<Batch>& batch, std::span<const Piece> pieces) {
+void VerbsConnection::Hand(const std::shared_ptr<Batch>& batch, std::span<const Piece> pieces,
+                           std::vector<Stretch>& parcel) {
   const ServerHello& server = engine_->server();
   RunIterator<Piece> runs(*batch->grant, pieces, FrameSpan::kAcrossFrames);
   Run<Piece> run;
   const RemoteMemory* const arenas = server.arenas.data();
   size_t left = pieces.size();
   do {
-    std::vector<Stretch> parcel(std::min(left, kParcelStretches));
+    parcel.resize(std::min(left, kParcelStretches));
     size_t count = 0;
     for (Stretch& stretch : parcel) {
       if (!runs.Next(run)) break;
@@ -207,7 +247,7 @@ void VerbsConnection::Hand(const std::shared_ptr<Batch>& batch, std::span<const 
       ++count;
     }
     parcel.resize(count);
-    if (!engine_->AddParcel(batch, std::move(parcel), left == 0)) return;
+    if (!engine_->AddParcel(batch, parcel, left == 0)) return;
   } while (left > 0);
 }
 

@@ -15,8 +15,6 @@ namespace {
 
 // How long the thread looks for completions before it sleeps.
 constexpr Duration kSpin = std::chrono::microseconds(50);
-// How often deadlines are looked at while completions keep coming.
-constexpr Duration kSweepInterval = std::chrono::milliseconds(1);
 
 MonotonicTime Now() { return std::chrono::steady_clock::now(); }
 
@@ -52,31 +50,43 @@ ConnectionStats Engine::Stats() {
   return stats_;
 }
 
-void Engine::Count(uint64_t ConnectionStats::*counter, uint64_t by) {
-  MutexLock lock(mutex_);
-  stats_.*counter += by;
+void Engine::CountStart(const Batch& batch, size_t pieces) {
+  ++(batch.access == Access::kRead ? stats_.reads : stats_.writes);
+  stats_.pieces += pieces;
 }
 
-absl::Status Engine::Open(const std::shared_ptr<Batch>& batch) {
+void Engine::TakeSpare(std::vector<Stretch>& parcel) {
+  if (spares_.empty()) return;
+  parcel = std::move(spares_.back());
+  spares_.pop_back();
+}
+
+bool Engine::Open(const std::shared_ptr<Batch>& batch, size_t pieces,
+                  std::vector<Stretch>& parcel) {
   MutexLock lock(mutex_);
-  if (!lost_.ok()) return lost_;
+  CountStart(*batch, pieces);
+  if (!lost_.ok()) {
+    Finish(*batch, lost_);
+    return false;
+  }
   if (batch->access == Access::kWrite) {
     if (!gate_.Enter(batch->grant->id)) {
-      return MakeError(ErrorCode::kStale, "this client has fenced the grant: it writes no more");
+      Finish(*batch,
+             MakeError(ErrorCode::kStale, "this client has fenced the grant: it writes no more"));
+      return false;
     }
     batch->counted_as_write = true;
   }
   batch->prepared = batch->posted = Now();
   batch->times.prepare = batch->prepared - batch->started;
+  batch->live_at = live_.size();
   live_.push_back(batch);
-  if (batch->deadline < next_wake_) {
-    next_wake_ = batch->deadline;
-    WakeIfSleeping();
-  }
-  return absl::OkStatus();
+  SweepBy(batch->deadline);
+  TakeSpare(parcel);
+  return true;
 }
 
-bool Engine::AddParcel(const std::shared_ptr<Batch>& batch, std::vector<Stretch> parcel,
+bool Engine::AddParcel(const std::shared_ptr<Batch>& batch, std::vector<Stretch>& parcel,
                        bool last) {
   MutexLock lock(mutex_);
   while (batch->parcels.size() >= kMaxParcels && !batch->Over()) batch->changed.Wait(mutex_);
@@ -84,16 +94,19 @@ bool Engine::AddParcel(const std::shared_ptr<Batch>& batch, std::vector<Stretch>
   if (!parcel.empty()) {
     batch->parcels.push_back(std::move(parcel));
     Enqueue(batch);
+    parcel.clear();
   }
   batch->filled = last;
   Pump();
   CheckIfComplete(batch);
   if (!to_check_.empty()) WakeIfSleeping();
+  if (!last) TakeSpare(parcel);
   return true;
 }
 
-void Engine::Refuse(const std::shared_ptr<Batch>& batch, const absl::Status& why) {
+void Engine::Refuse(const std::shared_ptr<Batch>& batch, size_t pieces, const absl::Status& why) {
   MutexLock lock(mutex_);
+  CountStart(*batch, pieces);
   Finish(*batch, why);
 }
 
@@ -125,33 +138,43 @@ void Engine::WakeIfSleeping() {
   if (sleeping_) ::eventfd_write(wake_.get(), 1);
 }
 
+void Engine::SweepBy(MonotonicTime when) {
+  next_sweep_ = std::min(next_sweep_, when);
+  if (when < wakes_at_) WakeIfSleeping();
+}
+
+MonotonicTime Engine::NextSweep() const {
+  if (!lost_.ok() || outstanding_ > 0) return next_sweep_;
+  return std::min(next_sweep_, last_heard_ + options_.keepalive);
+}
+
+// What is due is looked at with each completion and before each sleep, which comes soon when there
+// are none: looking for completions in vain takes no lock.
 void Engine::Run() {
   std::array<ibv_wc, 64> done;
   MonotonicTime active = Now();
-  MonotonicTime next_sweep = active;
   bool armed = false;  // the device will tell of a completion that comes from now on
+  bool slept = false;
   while (true) {
     const int count = ::ibv_poll_cq(completions_.get(), static_cast<int>(done.size()), done.data());
     if (count == 0 && armed) {
       Block();
       armed = false;
-      next_sweep = MonotonicTime{};
+      slept = true;
       continue;
     }
     const MonotonicTime now = Now();
     bool check = false;
-    if (count != 0 || now >= next_sweep) {
+    if (count != 0 || slept) {
       MutexLock lock(mutex_);
+      sleeping_ = slept = false;
       if (count < 0) {
         Lose(MakeError(ErrorCode::kInternal,
                        absl::StrCat("the RDMA device '", port_.device, "' cannot be polled")));
       }
-      for (int i = 0; i < count; ++i) OnCompletion(done[i]);
+      for (int i = 0; i < count; ++i) OnCompletion(done[i], now);
       Pump();
-      if (now >= next_sweep) {
-        Sweep(now);
-        next_sweep = now + kSweepInterval;
-      }
+      if (now >= NextSweep()) Sweep(now);
       check = !to_check_.empty();
       if (stop_ && outstanding_ == 0) return;
     }
@@ -175,23 +198,26 @@ void Engine::Block() {
   {
     MutexLock lock(mutex_);
     const MonotonicTime now = Now();
-    Sweep(now);
+    if (now >= NextSweep()) Sweep(now);
     if ((stop_ && outstanding_ == 0) || !to_check_.empty()) return;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_wake_ - now);
+    wakes_at_ = NextSweep();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(wakes_at_ - now);
     timeout = static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000));
     sleeping_ = true;
   }
   std::array<pollfd, 2> wait = {pollfd{channel_->fd, POLLIN, 0}, pollfd{wake_.get(), POLLIN, 0}};
   ::poll(wait.data(), wait.size(), timeout);
-  ibv_cq* queue = nullptr;
-  void* context = nullptr;
-  unsigned events = 0;
-  while (::ibv_get_cq_event(channel_.get(), &queue, &context) == 0) ++events;
-  if (events > 0) ::ibv_ack_cq_events(completions_.get(), events);
-  eventfd_t ignored;
-  ::eventfd_read(wake_.get(), &ignored);
-  MutexLock lock(mutex_);
-  sleeping_ = false;
+  if (wait[0].revents != 0) {
+    ibv_cq* queue = nullptr;
+    void* context = nullptr;
+    unsigned events = 0;
+    while (::ibv_get_cq_event(channel_.get(), &queue, &context) == 0) ++events;
+    if (events > 0) ::ibv_ack_cq_events(completions_.get(), events);
+  }
+  if (wait[1].revents != 0) {
+    eventfd_t ignored;
+    ::eventfd_read(wake_.get(), &ignored);
+  }
 }
 
 }  // namespace oasiskv::fabric::verbs

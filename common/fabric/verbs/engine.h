@@ -32,6 +32,9 @@ constexpr uint32_t kChunkRequests = 16;
 // at a time: enough that the next are there when one completes, few enough that what comes first by
 // priority comes soon.
 constexpr uint32_t kWindowFactor = 2;
+// A work request's id: which use of its chunk's place, the place, which request of the chunk.
+constexpr uint32_t kPlaceShift = 8;
+constexpr uint32_t kUseShift = 32;
 // What one work request moves at most, so that a large stretch holds up nobody for long.
 constexpr uint64_t kMaxRequestBytes = 256 << 10;
 
@@ -62,14 +65,14 @@ class Engine {
   absl::StatusOr<std::shared_ptr<Region>> AddDeviceRegion(const DeviceBuffer& memory);
   void RemoveRegion(const Region* region);
 
-  // A batch whose pieces were found good. Errors: why the connection is lost; STALE when the grant
-  // is fenced. Then parcels follow, the last with `last`; AddParcel waits for room and returns
-  // false when the batch is over meanwhile.
-  absl::Status Open(const std::shared_ptr<Batch>& batch);
-  bool AddParcel(const std::shared_ptr<Batch>& batch, std::vector<Stretch> parcel, bool last);
-  // A batch that never got through Open.
-  void Refuse(const std::shared_ptr<Batch>& batch, const absl::Status& why);
-  void Count(uint64_t ConnectionStats::*counter, uint64_t by);
+  // A batch of so many pieces, all found good. False when it has ended at once: the connection is
+  // lost, or the grant is fenced (STALE). Otherwise parcels follow, the last with `last`; AddParcel
+  // waits for room and returns false when the batch is over meanwhile. Both leave memory for the
+  // next parcel in `parcel`, whose size and contents mean nothing.
+  bool Open(const std::shared_ptr<Batch>& batch, size_t pieces, std::vector<Stretch>& parcel);
+  bool AddParcel(const std::shared_ptr<Batch>& batch, std::vector<Stretch>& parcel, bool last);
+  // A batch that is not to be opened.
+  void Refuse(const std::shared_ptr<Batch>& batch, size_t pieces, const absl::Status& why);
   absl::Status Wait(const std::shared_ptr<Batch>& batch);
   void Cancel(const std::shared_ptr<Batch>& batch);
   TransferTimes Times(const Batch& batch);
@@ -79,16 +82,11 @@ class Engine {
   bool CloseGate(GrantId grant);
 
  private:
-  struct Request {
-    Stretch stretch;
-    std::byte* bounce = nullptr;  // null: straight to or from `stretch.local`
-    uint32_t local_key = 0;
-  };
   enum class ChunkKind : uint8_t { kData, kWord, kKeepalive };
-  // In flight on one queue pair; `generation` tells its completions from those of an earlier use of
-  // the place.
+  // In flight on one queue pair. `id` names it to the device (see kPlaceShift) and is another one
+  // for each use of its place, so that its completions are not taken for those of an earlier use.
   struct Chunk {
-    uint32_t generation = 0;
+    uint64_t id = 0;
     ChunkKind kind = ChunkKind::kData;
     uint32_t pair = 0;
     uint32_t count = 0;
@@ -98,8 +96,10 @@ class Engine {
     uint64_t bounced = 0;  // of these, by way of `area`
     std::optional<uint32_t> area;
     std::shared_ptr<Batch> batch;
-    std::array<Request, kChunkRequests> requests;
-    std::vector<std::shared_ptr<Region>> regions;  // of the caller's memory that it touches
+    std::array<Stretch, kChunkRequests> stretches;   // one each request
+    std::array<std::byte*, kChunkRequests> bounces;  // of requests that go by way of `area`
+    uint32_t bounced_requests = 0;                   // which these are, one bit each
+    std::vector<std::shared_ptr<Region>> regions;    // of the caller's memory that it touches
   };
   struct Pair {
     QueuePair handle;
@@ -119,8 +119,10 @@ class Engine {
   void Pump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool PostChunk(const std::shared_ptr<Batch>& batch, uint32_t pair, uint32_t room)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddRequest(Chunk& chunk, const Stretch& stretch, std::byte* bounce, uint32_t local_key)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Post(Chunk& chunk, ibv_wr_opcode opcode) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void FillPlain(Batch& batch, Chunk& chunk, uint32_t most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool FillPlain(Batch& batch, Chunk& chunk, uint32_t most) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LeaveFinishedParcel(Batch& batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool NextRequest(Batch& batch, Chunk& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PostWordReads() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -132,7 +134,8 @@ class Engine {
   void Enqueue(const std::shared_ptr<Batch>& batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // ---- engine_end.cc ----
-  void OnCompletion(const ibv_wc& completion) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnCompletion(const ibv_wc& completion, MonotonicTime now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Retire(Chunk& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RetireData(Chunk& chunk, const std::shared_ptr<Batch>& batch)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -155,6 +158,11 @@ class Engine {
   void Run();
   void Block();
   void WakeIfSleeping() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The thread is to sweep then, or earlier.
+  void SweepBy(MonotonicTime when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  MonotonicTime NextSweep() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountStart(const Batch& batch, size_t pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeSpare(std::vector<Stretch>& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const VerbsConnectOptions options_;
   const Port port_;
@@ -176,7 +184,9 @@ class Engine {
 
   WriteGate gate_;  // never waited for under the lock
   Mutex mutex_;
+  // The list of the chunk that is made just now.
   std::array<ibv_send_wr, kChunkRequests> list_ ABSL_GUARDED_BY(mutex_){};
+  ibv_wr_opcode list_opcode_ ABSL_GUARDED_BY(mutex_) = IBV_WR_RDMA_READ;  // in each of `list_`
   std::array<ibv_sge, kChunkRequests> pieces_ ABSL_GUARDED_BY(mutex_){};
   std::optional<BouncePool> bounce_ ABSL_GUARDED_BY(mutex_);
   RegionTable regions_ ABSL_GUARDED_BY(mutex_);
@@ -185,6 +195,8 @@ class Engine {
   std::array<std::deque<std::shared_ptr<Batch>>, 3> queues_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Batch>> live_ ABSL_GUARDED_BY(mutex_);      // without an outcome
   std::vector<std::shared_ptr<Batch>> to_check_ ABSL_GUARDED_BY(mutex_);  // all data is there
+  std::vector<std::shared_ptr<Batch>> checks_ ABSL_GUARDED_BY(mutex_);    // PostWordReads' own
+  std::vector<std::vector<Stretch>> spares_ ABSL_GUARDED_BY(mutex_);      // memory for parcels
   ConnectionStats stats_ ABSL_GUARDED_BY(mutex_);
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
   bool writes_adrift_ ABSL_GUARDED_BY(mutex_) = false;  // a queue pair broke with writes on it
@@ -192,7 +204,9 @@ class Engine {
   uint64_t bytes_in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
   bool keepalive_out_ ABSL_GUARDED_BY(mutex_) = false;
   MonotonicTime last_heard_ ABSL_GUARDED_BY(mutex_){};
-  MonotonicTime next_wake_ ABSL_GUARDED_BY(mutex_) = MonotonicTime::max();
+  // The earliest of what a sweep looks at, but for the keepalive: see NextSweep.
+  MonotonicTime next_sweep_ ABSL_GUARDED_BY(mutex_) = MonotonicTime::max();
+  MonotonicTime wakes_at_ ABSL_GUARDED_BY(mutex_) = MonotonicTime::max();  // while sleeping
   bool sleeping_ ABSL_GUARDED_BY(mutex_) = false;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
 

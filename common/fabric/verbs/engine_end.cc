@@ -38,14 +38,14 @@ absl::Status PairError(ibv_wc_status status) {
 
 }  // namespace
 
-void Engine::OnCompletion(const ibv_wc& completion) {
-  const auto place = static_cast<uint32_t>(completion.wr_id >> 8 & 0xff'ffff);
-  const auto index = static_cast<uint32_t>(completion.wr_id & 0xff);
+void Engine::OnCompletion(const ibv_wc& completion, MonotonicTime now) {
+  const uint64_t place = (completion.wr_id & 0xffff'ffff) >> kPlaceShift;
   if (place >= chunks_.size()) return;
   Chunk& chunk = chunks_[place];
-  if (chunk.generation != static_cast<uint32_t>(completion.wr_id >> 32) || chunk.count == 0) return;
+  const uint64_t index = completion.wr_id - chunk.id;
+  if (index >= chunk.count) return;  // of an earlier use of the place
   if (completion.status == IBV_WC_SUCCESS) {
-    last_heard_ = Clock::Real().Now();
+    last_heard_ = now;
   } else {
     chunk.failed = true;
     // Of a queue pair that we broke ourselves, this is just what came back.
@@ -58,7 +58,7 @@ void Engine::OnCompletion(const ibv_wc& completion) {
 void Engine::Retire(Chunk& chunk) {
   pairs_[chunk.pair].outstanding -= chunk.count;
   outstanding_ -= chunk.count;
-  const std::shared_ptr<Batch> batch = chunk.batch;
+  const std::shared_ptr<Batch> batch = std::move(chunk.batch);
   switch (chunk.kind) {
     case ChunkKind::kData:
       RetireData(chunk, batch);
@@ -83,9 +83,8 @@ void Engine::RetireData(Chunk& chunk, const std::shared_ptr<Batch>& batch) {
       Requeue(chunk, batch);
     } else {
       for (uint32_t i = 0; reads && chunk.bounced > 0 && i < chunk.count; ++i) {
-        const Request& request = chunk.requests[i];
-        if (request.bounce == nullptr) continue;
-        std::memcpy(request.stretch.local, request.bounce, request.stretch.bytes);
+        if ((chunk.bounced_requests >> i & 1) == 0) continue;
+        std::memcpy(chunk.stretches[i].local, chunk.bounces[i], chunk.stretches[i].bytes);
       }
       (reads ? stats_.bytes_read : stats_.bytes_written) += chunk.bytes;
       stats_.bytes_bounced += chunk.bounced;
@@ -110,9 +109,8 @@ void Engine::Requeue(const Chunk& chunk, const std::shared_ptr<Batch>& batch) {
   }
   batch->next = 0;
   batch->next_offset = 0;
-  std::vector<Stretch> again;
-  for (uint32_t i = 0; i < chunk.count; ++i) again.push_back(chunk.requests[i].stretch);
-  batch->parcels.push_front(std::move(again));
+  std::vector<Stretch> again(chunk.stretches.begin(), chunk.stretches.begin() + chunk.count);
+  batch->parcels.insert(batch->parcels.begin(), std::move(again));
   Enqueue(batch);
 }
 
@@ -124,7 +122,7 @@ void Engine::RetireWord(Chunk& chunk, const std::shared_ptr<Batch>& batch) {
     return;
   }
   uint64_t word = 0;
-  std::memcpy(&word, chunk.requests[0].stretch.local, sizeof(word));
+  std::memcpy(&word, chunk.stretches[0].local, sizeof(word));
   ++stats_.grant_checks;
   const absl::Status status = CheckGrantWord(word, batch->grant->epoch);
   if (!status.ok() || batch->word_reads == 0) Finish(*batch, status);
@@ -146,7 +144,7 @@ void Engine::EndEarly(const std::shared_ptr<Batch>& batch, const absl::Status& w
   if (batch->deadline <= now)
     patience = std::min(patience, (batch->deadline - batch->started) / 10);
   batch->patience_ends = now + patience;
-  next_wake_ = std::min(next_wake_, batch->patience_ends);
+  SweepBy(batch->patience_ends);
   if (batch->direct_chunks == 0) Finish(*batch, why);
   LeaveGate(*batch);
 }
@@ -173,6 +171,12 @@ void Engine::Finish(Batch& batch, const absl::Status& outcome) {
     default:
       ++stats_.failed;
   }
+  if (batch.live_at != kNotLive) {
+    live_.back()->live_at = batch.live_at;
+    live_[batch.live_at] = std::move(live_.back());
+    live_.pop_back();
+    batch.live_at = kNotLive;
+  }
   batch.region.reset();  // whoever keeps the transfer keeps no memory registered
   batch.ended.store(true, std::memory_order_release);
   batch.changed.NotifyAll();
@@ -190,6 +194,7 @@ void Engine::BreakPair(uint32_t pair, MonotonicTime now) {
   Pair& broken = pairs_[pair];
   if (std::exchange(broken.broken, true)) return;
   broken.broken_at = now;
+  SweepBy(now + kFlushPatience);
   if (options_.access == Access::kWrite && broken.outstanding > 0) writes_adrift_ = true;
   BreakQueuePair(broken.handle.get());
 }
@@ -199,23 +204,23 @@ void Engine::Lose(const absl::Status& why) {
   lost_ = why;
   const MonotonicTime now = Clock::Real().Now();
   for (uint32_t i = 0; i < pairs_.size(); ++i) BreakPair(i, now);
-  for (const auto& batch : live_) EndEarly(batch, why, now);
+  // Ending a batch takes it off the list.
+  for (const auto& batch : std::vector(live_)) EndEarly(batch, why, now);
   for (auto& queue : queues_) queue.clear();
   to_check_.clear();
 }
 
 void Engine::SweepBatches(MonotonicTime now) {
-  std::erase_if(live_, [](const auto& batch) { return batch->outcome.has_value(); });
   bool broke = false;
-  for (const auto& batch : live_) {
+  for (const auto& batch : std::vector(live_)) {  // ending a batch takes it off the list
     if (!batch->Over() && batch->deadline <= now) {
       EndEarly(batch, MakeError(ErrorCode::kDeadlineExceeded, "the batch's deadline passed"), now);
     }
     if (batch->outcome.has_value()) continue;
     if (!batch->ending.has_value()) {
-      next_wake_ = std::min(next_wake_, batch->deadline);
+      SweepBy(batch->deadline);
     } else if (batch->patience_ends > now) {
-      next_wake_ = std::min(next_wake_, batch->patience_ends);
+      SweepBy(batch->patience_ends);
     } else {
       for (const Chunk& chunk : chunks_) {
         if (chunk.batch != batch || !chunk.direct || pairs_[chunk.pair].broken) continue;
@@ -240,7 +245,7 @@ void Engine::SweepPairs(MonotonicTime now) {
     Pair& pair = pairs_[i];
     if (!pair.broken || pair.outstanding == 0) continue;
     if (now < pair.broken_at + kFlushPatience) {
-      next_wake_ = std::min(next_wake_, pair.broken_at + kFlushPatience);
+      SweepBy(pair.broken_at + kFlushPatience);
       continue;
     }
     pair.handle.reset();
@@ -253,15 +258,14 @@ void Engine::SweepPairs(MonotonicTime now) {
 }
 
 void Engine::Sweep(MonotonicTime now) {
-  next_wake_ = MonotonicTime::max();
+  next_sweep_ = MonotonicTime::max();
   SweepBatches(now);
   SweepPairs(now);
   if (!lost_.ok() || outstanding_ > 0) return;
+  if (now < last_heard_ + options_.keepalive) return;
   const std::optional<uint32_t> pair = FreestPair(depth_);
-  if (now >= last_heard_ + options_.keepalive && pair.has_value()) {
+  if (pair.has_value()) {
     keepalive_out_ = PostWordRead(ChunkKind::kKeepalive, nullptr, WordSlot(0), *pair);
-  } else {
-    next_wake_ = std::min(next_wake_, last_heard_ + options_.keepalive);
   }
 }
 

@@ -16,6 +16,8 @@ constexpr std::array<uint32_t, 3> kShareQuarters = {4, 3, 2};
 constexpr uint64_t kRequestHeaderBytes = 28;
 // A request cut shorter than this to fill an area up is not worth its price.
 constexpr uint64_t kMinCutBytes = 4096;
+// Memory of parcels that are done, kept for the next.
+constexpr size_t kMaxSpares = 2 * kMaxParcels;
 
 }  // namespace
 
@@ -31,9 +33,8 @@ void Engine::Pump() {
     auto& queue = queues_[priority];
     const uint32_t limit = std::max(1u, window * kShareQuarters[priority] / 4);
     while (!queue.empty()) {
-      std::shared_ptr<Batch> batch = queue.front();
-      if (batch->Over() || batch->parcels.empty()) {
-        batch->queued = false;
+      if (Batch& first = *queue.front(); first.Over() || first.parcels.empty()) {
+        first.queued = false;
         queue.pop_front();
         continue;
       }
@@ -42,23 +43,29 @@ void Engine::Pump() {
       const std::optional<uint32_t> pair = FreestPair(window_);
       if (!pair.has_value()) return;
       const uint32_t room = std::min(window_ - pairs_[*pair].outstanding, limit - outstanding_);
+      const std::shared_ptr<Batch> batch = queue.front();
       if (!PostChunk(batch, *pair, room)) return;
-      queue.pop_front();
+      if (queue.empty()) return;  // the device takes no work: all batches have ended
       if (batch->parcels.empty()) {
         batch->queued = false;
-      } else {
-        queue.push_back(std::move(batch));
+        queue.pop_front();
+      } else if (queue.size() > 1) {
+        queue.pop_front();
+        queue.push_back(batch);
       }
     }
   }
 }
 
 std::optional<uint32_t> Engine::FreestPair(uint32_t limit) {
-  std::optional<uint32_t> best;
+  uint32_t fewest = limit;
+  uint32_t best = 0;
   for (uint32_t i = 0; i < pairs_.size(); ++i) {
-    if (pairs_[i].broken || pairs_[i].outstanding >= limit) continue;
-    if (!best.has_value() || pairs_[i].outstanding < pairs_[*best].outstanding) best = i;
+    if (pairs_[i].outstanding >= fewest || pairs_[i].broken) continue;
+    fewest = pairs_[i].outstanding;
+    best = i;
   }
+  if (fewest == limit) return std::nullopt;
   return best;
 }
 
@@ -73,9 +80,10 @@ Engine::Chunk* Engine::TakeChunk(ChunkKind kind, uint32_t pair) {
 
 void Engine::GiveChunk(Chunk& chunk) {
   if (chunk.area.has_value()) bounce_->Give(*chunk.area);
-  ++chunk.generation;
+  chunk.id += uint64_t{1} << kUseShift;
   chunk.count = 0;
   chunk.bytes = chunk.bounced = 0;
+  chunk.bounced_requests = 0;
   chunk.failed = chunk.direct = false;
   chunk.area.reset();
   chunk.batch.reset();
@@ -83,41 +91,81 @@ void Engine::GiveChunk(Chunk& chunk) {
   free_chunks_.push_back(static_cast<uint32_t>(&chunk - chunks_.data()));
 }
 
+// To the chunk that is made just now: in its own memory, and as a work request in `list_`, where
+// what is the same in every list was filled in when the engine was made.
+void Engine::AddRequest(Chunk& chunk, const Stretch& stretch, std::byte* bounce,
+                        uint32_t local_key) {
+  const uint32_t i = chunk.count++;
+  chunk.stretches[i] = stretch;
+  if (bounce != nullptr) {
+    chunk.bounces[i] = bounce;
+    chunk.bounced_requests |= uint32_t{1} << i;
+  }
+  pieces_[i] = {reinterpret_cast<uint64_t>(bounce != nullptr ? bounce : stretch.local),
+                static_cast<uint32_t>(stretch.bytes), local_key};
+  ibv_send_wr& work = list_[i];
+  work.wr_id = chunk.id + i;
+  work.wr.rdma.remote_addr = stretch.remote;
+  work.wr.rdma.rkey = stretch.key;
+}
+
 // The plain case, done tightly since it is what a fetch of many entries consists of: whole
-// stretches of the first parcel whose buffers lie in one registered region.
-void Engine::FillPlain(Batch& batch, Chunk& chunk, uint32_t most) {
-  if (batch.parcels.empty() || batch.region == nullptr || batch.next_offset != 0) return;
+// stretches of the first parcel, as many as a chunk takes, whose buffers all lie in the region that
+// the last one lay in. False when they do not, or are too long: NextRequest is for that.
+bool Engine::FillPlain(Batch& batch, Chunk& chunk, uint32_t most) {
+  if (batch.parcels.empty() || batch.region == nullptr || batch.next_offset != 0) return false;
   const Region& region = *batch.region;
   const uint32_t key = region.key->lkey;
   std::vector<Stretch>& parcel = batch.parcels.front();
   const Stretch* const first = parcel.data() + batch.next;
-  const Stretch* const end = first + std::min<size_t>(parcel.size() - batch.next, most);
-  uint64_t room = options_.window_bytes - std::min(options_.window_bytes, bytes_in_flight_);
-  Request* request = chunk.requests.data();
-  const Stretch* stretch = first;
-  for (; stretch != end; ++stretch, ++request) {
-    if (stretch->bytes > std::min(kMaxRequestBytes, room) ||
-        !region.Holds(stretch->local, stretch->bytes)) {
-      break;
-    }
-    room -= stretch->bytes;
-    chunk.bytes += stretch->bytes;
-    request->stretch = *stretch;
-    request->bounce = nullptr;
-    request->local_key = key;
+  const Stretch* const end =
+      first + std::min<size_t>(parcel.size() - batch.next, most - chunk.count);
+  // As AddRequest. Two small loops, each with all it needs in registers: what they span, then the
+  // work requests.
+  const std::byte* low = first->local;
+  const std::byte* high = low;
+  uint64_t longest = 0;
+  uint64_t bytes = 0;
+  for (const Stretch* one = first; one != end; ++one) {
+    low = std::min<const std::byte*>(low, one->local);
+    high = std::max<const std::byte*>(high, one->local + one->bytes);
+    longest = std::max(longest, one->bytes);
+    bytes += one->bytes;
   }
-  if (stretch == first) return;
-  chunk.count = static_cast<uint32_t>(stretch - first);
+  if (longest > kMaxRequestBytes ||
+      bytes_in_flight_ + chunk.bytes + bytes > options_.window_bytes ||
+      !region.Holds(low, static_cast<uint64_t>(high - low))) {
+    return false;
+  }
+  const auto filled = static_cast<uint32_t>(end - first);
+  std::copy(first, end, chunk.stretches.data() + chunk.count);
+  ibv_sge* piece = pieces_.data() + chunk.count;
+  ibv_send_wr* work = list_.data() + chunk.count;
+  uint64_t id = chunk.id + chunk.count;
+  for (const Stretch* one = first; one != end; ++one, ++piece, ++work, ++id) {
+    piece->addr = reinterpret_cast<uint64_t>(one->local);
+    piece->length = static_cast<uint32_t>(one->bytes);
+    piece->lkey = key;
+    work->wr_id = id;
+    work->wr.rdma.remote_addr = one->remote;
+    work->wr.rdma.rkey = one->key;
+  }
+  chunk.count += filled;
+  chunk.bytes += bytes;
   chunk.direct = true;
-  chunk.regions.push_back(batch.region);
-  batch.next += chunk.count;
+  if (chunk.regions.empty() || chunk.regions.back() != batch.region) {
+    chunk.regions.push_back(batch.region);
+  }
+  batch.next += filled;
   LeaveFinishedParcel(batch);
+  return true;
 }
 
 void Engine::LeaveFinishedParcel(Batch& batch) {
   if (batch.next < batch.parcels.front().size()) return;
   batch.next = 0;
-  batch.parcels.pop_front();
+  if (spares_.size() < kMaxSpares) spares_.push_back(std::move(batch.parcels.front()));
+  batch.parcels.erase(batch.parcels.begin());
   batch.changed.NotifyAll();  // room for a parcel
 }
 
@@ -131,13 +179,13 @@ bool Engine::NextRequest(Batch& batch, Chunk& chunk) {
   const uint64_t before = bytes_in_flight_ + chunk.bytes;
   if (before > 0 && before + bytes > options_.window_bytes) return false;
 
-  Request& request = chunk.requests[chunk.count];
+  std::byte* bounce = nullptr;
+  uint32_t key = 0;
   if (batch.region == nullptr || !batch.region->Holds(local, bytes)) {
     batch.region = regions_.Find(local, bytes);
   }
   if (batch.region != nullptr) {
-    request.bounce = nullptr;
-    request.local_key = batch.region->key->lkey;
+    key = batch.region->key->lkey;
     chunk.direct = true;
     if (chunk.regions.empty() || chunk.regions.back() != batch.region) {
       chunk.regions.push_back(batch.region);
@@ -148,13 +196,12 @@ bool Engine::NextRequest(Batch& batch, Chunk& chunk) {
     const uint64_t room = BouncePool::kAreaBytes - chunk.bounced;
     if (room < bytes && room < kMinCutBytes) return false;
     bytes = std::min(bytes, room);
-    request.bounce = bounce_->area(*chunk.area) + chunk.bounced;
-    request.local_key = bounce_->key();
+    bounce = bounce_->area(*chunk.area) + chunk.bounced;
+    key = bounce_->key();
     chunk.bounced += bytes;
-    if (batch.access == Access::kWrite) std::memcpy(request.bounce, local, bytes);
+    if (batch.access == Access::kWrite) std::memcpy(bounce, local, bytes);
   }
-  request.stretch = {stretch.remote + batch.next_offset, bytes, local, stretch.key};
-  ++chunk.count;
+  AddRequest(chunk, {stretch.remote + batch.next_offset, bytes, local, stretch.key}, bounce, key);
   chunk.bytes += bytes;
   batch.next_offset += bytes;
   if (batch.next_offset < stretch.bytes) return true;
@@ -168,8 +215,11 @@ bool Engine::PostChunk(const std::shared_ptr<Batch>& batch, uint32_t pair, uint3
   Chunk* chunk = TakeChunk(ChunkKind::kData, pair);
   if (chunk == nullptr) return false;
   const uint32_t most = std::min(kChunkRequests, room);
-  FillPlain(*batch, *chunk, most);
-  while (chunk->count < most && NextRequest(*batch, *chunk)) {
+  bool plain = true;
+  while (chunk->count < most) {
+    if (plain && FillPlain(*batch, *chunk, most)) continue;
+    plain = chunk->count == 0;  // from the second on it is known where the buffers lie
+    if (!NextRequest(*batch, *chunk)) break;
   }
   if (chunk->count == 0) {
     GiveChunk(*chunk);
@@ -193,19 +243,8 @@ bool Engine::PostChunk(const std::shared_ptr<Batch>& batch, uint32_t pair, uint3
 // Hands a chunk over as one list, which rings the device once. False, with the connection lost,
 // when the device refuses.
 bool Engine::Post(Chunk& chunk, ibv_wr_opcode opcode) {
-  const uint64_t id =
-      (uint64_t{chunk.generation} << 32) | (static_cast<uint64_t>(&chunk - chunks_.data()) << 8);
-  // What is the same in every list was filled in when the engine was made.
-  for (uint32_t i = 0; i < chunk.count; ++i) {
-    const Request& request = chunk.requests[i];
-    std::byte* const local = request.bounce != nullptr ? request.bounce : request.stretch.local;
-    pieces_[i] = {reinterpret_cast<uint64_t>(local), static_cast<uint32_t>(request.stretch.bytes),
-                  request.local_key};
-    ibv_send_wr& work = list_[i];
-    work.wr_id = id | i;
-    work.opcode = opcode;
-    work.wr.rdma.remote_addr = request.stretch.remote;
-    work.wr.rdma.rkey = request.stretch.key;
+  if (std::exchange(list_opcode_, opcode) != opcode) {
+    for (ibv_send_wr& work : list_) work.opcode = opcode;
   }
   ibv_send_wr& last = list_[chunk.count - 1];
   ibv_send_wr* const after = std::exchange(last.next, nullptr);
@@ -230,19 +269,18 @@ bool Engine::PostWordRead(ChunkKind kind, const std::shared_ptr<Batch>& batch, W
   if (chunk == nullptr) return false;
   auto* into = words_.data() + (chunk - chunks_.data()) * sizeof(uint64_t);
   chunk->batch = batch;
-  chunk->count = 1;
-  chunk->requests[0] = {{server_.words.address + slot.value() * sizeof(uint64_t), sizeof(uint64_t),
-                         into, server_.words.key},
-                        nullptr,
-                        words_key_->lkey};
+  AddRequest(*chunk,
+             {server_.words.address + slot.value() * sizeof(uint64_t), sizeof(uint64_t), into,
+              server_.words.key},
+             nullptr, words_key_->lkey);
   return Post(*chunk, IBV_WR_RDMA_READ);
 }
 
 // A writer's word is read on every queue pair that carried writes: the answer to a read comes after
 // what was written before it on the same queue pair is in memory, and says nothing of the others.
 void Engine::PostWordReads() {
-  std::vector<std::shared_ptr<Batch>> later;
-  for (std::shared_ptr<Batch>& batch : std::exchange(to_check_, {})) {
+  checks_.swap(to_check_);
+  for (std::shared_ptr<Batch>& batch : checks_) {
     if (batch->Over()) continue;
     uint32_t pairs = batch->access == Access::kWrite ? batch->pairs_used : 0;
     if (pairs == 0) {
@@ -254,7 +292,7 @@ void Engine::PostWordReads() {
       if ((pairs >> i & 1) != 0 && pairs_[i].outstanding >= depth_) room = false;
     }
     if (!room) {
-      later.push_back(std::move(batch));
+      to_check_.push_back(std::move(batch));  // later
       continue;
     }
     for (uint32_t i = 0; i < pairs_.size() && !batch->Over(); ++i) {
@@ -263,7 +301,7 @@ void Engine::PostWordReads() {
       PostWordRead(ChunkKind::kWord, batch, batch->grant->word_slot, i);
     }
   }
-  to_check_.insert(to_check_.end(), later.begin(), later.end());
+  checks_.clear();
 }
 
 }  // namespace oasiskv::fabric::verbs

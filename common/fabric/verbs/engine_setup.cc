@@ -84,9 +84,13 @@ absl::Status Engine::OpenQueues() {
     list_[i].next = i + 1 < kChunkRequests ? &list_[i + 1] : nullptr;
     list_[i].sg_list = &pieces_[i];
     list_[i].num_sge = 1;
+    list_[i].opcode = list_opcode_;
   }
   chunks_.resize(places);
-  for (uint32_t i = places; i-- > 0;) free_chunks_.push_back(i);
+  for (uint32_t i = places; i-- > 0;) {
+    chunks_[i].id = uint64_t{i} << kPlaceShift;
+    free_chunks_.push_back(i);
+  }
   for (uint32_t i = 0; i < options_.queue_pairs; ++i) {
     Pair pair;
     OASISKV_ASSIGN_OR_RETURN(pair.handle,
