@@ -119,10 +119,10 @@ if [[ $ci == yes ]]; then
 fi
 build release
 run release "${label[@]}"
+if [[ $ci == yes ]]; then run_rdma; fi
 if [[ ${#label[@]} -eq 0 ]]; then
   for preset in asan tsan; do
     build "$preset" tests_unit
     run "$preset" -L '^unit$'
   done
 fi
-if [[ $ci == yes ]]; then run_rdma; fi
