@@ -13,6 +13,7 @@
 
 #include "oasiskv/v1/admin.grpc.pb.h"
 #include "oasiskv/v1/admin.pb.h"
+#include "tests/fabric/held_writer.h"
 #include "tests/fabric/soak_process.h"
 #include "tests/integration/client_fixture.h"
 #include "tests/integration/http_get.h"
@@ -232,21 +233,12 @@ TEST_F(UcxRdmaServiceTest, ClientsThatComeAndGoLeaveNothing) {
   EXPECT_LE(last.kib, first.kib + kMoreKib);
 }
 
-int HoldWriter(const std::string& address) {
-  UseDevice("rxe0");
-  const Content content(QwenLike(), 64, 1);
-  auto client = Client::Connect(OptionsFor(address));
-  if (!client.ok()) return 1;
-  ProducerSpec spec = SpecOf("held", content);
-  spec.lease = seconds(2);
-  auto producer = (*client)->Open(spec);
-  if (!producer.ok() || !WriteAll(*producer, content).ok()) return 1;
-  while (true) ::pause();
-}
-
 }  // namespace
 
-int ChildMain(int argc, char** argv) { return argc == 3 ? HoldWriter(argv[2]) : 1; }
+int ChildMain(int argc, char** argv) {
+  UseDevice("rxe0");
+  return argc == 3 ? HoldWriter(OptionsFor(argv[2])) : 1;
+}
 
 }  // namespace oasiskv::testing
 

@@ -8,6 +8,7 @@
 
 #include "oasiskv/sequence_source.h"
 #include "oasiskv/v1/kv_memory.grpc.pb.h"
+#include "tests/fabric/held_writer.h"
 #include "tests/fabric/verbs_service_fixture.h"
 #include "tests/support/self_process.h"
 
@@ -258,20 +259,9 @@ TEST_F(VerbsServiceTest, AStoppedWriterIsDisconnectedAndItsMemoryReturns) {
   ASSERT_TRUE(Eventually([&] { return Idle(); }, kPatience));
 }
 
-int HoldWriter(const std::string& address) {
-  const Content content(QwenLike(), 64, 1);
-  auto client = Client::Connect(OptionsFor(address));
-  if (!client.ok()) return 1;
-  ProducerSpec spec = SpecOf("held", content);
-  spec.lease = seconds(2);
-  auto producer = (*client)->Open(spec);
-  if (!producer.ok() || !WriteAll(*producer, content).ok()) return 1;
-  while (true) ::pause();
-}
-
 }  // namespace
 
-int ChildMain(int argc, char** argv) { return argc == 3 ? HoldWriter(argv[2]) : 1; }
+int ChildMain(int argc, char** argv) { return argc == 3 ? HoldWriter(OptionsFor(argv[2])) : 1; }
 
 }  // namespace oasiskv::testing
 
