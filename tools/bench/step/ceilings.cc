@@ -9,6 +9,7 @@
 #include "common/cuda/handles.h"
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
+#include "tools/bench/step/layer_rig.h"
 #include "tools/bench/step/small_kernels.h"
 
 namespace oasiskv::bench::step {
@@ -79,15 +80,7 @@ absl::StatusOr<GatherRig> GatherRig::Create(const Model& model, const HostPool& 
                                             const GatherGrid& grid) {
   GatherRig rig;
   gpu::Shape& s = rig.shape_;
-  s.layers = 1;
-  s.kv_heads = model.kv_heads;
-  s.group = model.group();
-  s.head_dim = model.head_dim;
-  s.block_tokens = Model::kBlockTokens;
-  s.latent = model.latent();
-  s.entry_bytes = model.entry_bytes();
-  s.key_bytes = model.head_dim * Model::kElementBytes;
-  s.summary_bytes = model.summary_bytes();
+  s = OneLayer(model);
   s.resident = kResident;
   s.slots = kSlots;
   s.cap = kResident;

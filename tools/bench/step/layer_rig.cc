@@ -41,12 +41,8 @@ absl::Status Copy(const std::vector<T>& items, std::byte* to) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LayerRig>> LayerRig::Create(const Model& model,
-                                                           std::shared_ptr<const HostPool> pool,
-                                                           const LayerRigOptions& options,
-                                                           cudaStream_t stream) {
-  std::unique_ptr<LayerRig> rig(new LayerRig(model, std::move(pool), options, stream));
-  gpu::Shape& s = rig->shape_;
+gpu::Shape OneLayer(const Model& model) {
+  gpu::Shape s;
   s.layers = 1;
   s.kv_heads = model.kv_heads;
   s.group = model.group();
@@ -56,6 +52,16 @@ absl::StatusOr<std::unique_ptr<LayerRig>> LayerRig::Create(const Model& model,
   s.entry_bytes = model.entry_bytes();
   s.key_bytes = model.head_dim * Model::kElementBytes;
   s.summary_bytes = model.summary_bytes();
+  return s;
+}
+
+absl::StatusOr<std::unique_ptr<LayerRig>> LayerRig::Create(const Model& model,
+                                                           std::shared_ptr<const HostPool> pool,
+                                                           const LayerRigOptions& options,
+                                                           cudaStream_t stream) {
+  std::unique_ptr<LayerRig> rig(new LayerRig(model, std::move(pool), options, stream));
+  gpu::Shape& s = rig->shape_;
+  s = OneLayer(model);
   s.resident = options.resident;
   s.max_blocks = rig->pool_->blocks();
   s.slots = options.rows;

@@ -19,6 +19,9 @@
 
 namespace oasiskv::bench::step {
 
+// The model's part of the shape of one layer; blocks, slots, K and C are the caller's.
+gpu::Shape OneLayer(const Model& model);
+
 struct LayerRigOptions {
   uint32_t rows = 0, resident = 128, cap = 0;
   GatherGrid grid;
