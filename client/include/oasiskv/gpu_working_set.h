@@ -39,7 +39,7 @@ struct GpuWorkingSetOptions {
   int device = 0;
   uint32_t max_rows = 0;  // of one step; 0: base.max_requests
   // Tokens that decoding may add to a request; pinned host memory for their blocks is taken at
-  // Admit.
+  // Admit. A block completed beyond them has nowhere to go: Error() is CAPACITY.
   uint32_t max_new_tokens = 4096;
   // By layer; empty: the working set allocates them, [slot][K + 1][head][K: token, V: token][dim]
   // (an entry as it lies in a frame).
@@ -150,7 +150,8 @@ class OASISKV_EXPORT GpuWorkingSet {
   virtual GpuRows Rows() const = 0;
 
   // [row][head][head_dim] in the geometry's element type, row_stride in elements. keys null: the
-  // engine wrote the token into the local page itself.
+  // engine wrote the token into the local page itself. A token that finds the local block full or
+  // max_blocks reached is not stored: Error() is CAPACITY.
   virtual absl::Status Append(LayerIndex layer, const void* keys, const void* values,
                               int64_t row_stride, GpuStream stream) = 0;
   // Queries that predict the next step, [row][query_head][head_dim]; they must stay until the
@@ -175,7 +176,9 @@ class OASISKV_EXPORT GpuWorkingSet {
   virtual absl::StatusOr<GpuLayerView> View(LayerIndex layer) const = 0;
   virtual const GpuWorkingSetOptions& options() const = 0;
   virtual uint32_t fetch_cap() const = 0;
-  // Host-synchronous (a small copy). `late` and `bytes_used` are not counted by this backend.
+  // Host-synchronous (a small copy). Counted as WorkingSet counts, but for `late`: here those are the
+  // entries that had not come when late_deadline had passed. What the step stream waited for and got
+  // in time is not known: one stream's wait for another leaves no trace.
   virtual absl::StatusOr<WorkingSetStats> RequestStats(RequestSlot slot) = 0;
   virtual absl::StatusOr<WorkingSetStats> Stats() = 0;  // of all requests so far
   // The first thing that went wrong on the device or in a remote source since the last ClearError.

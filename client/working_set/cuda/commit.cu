@@ -1,5 +1,8 @@
 // After the bytes: the grant words once more, then the map, the stamps and the slot's books. One
 // CTA for each row, so that a row's words are all looked at before any of its items is entered.
+//
+// A prediction's Commit comes after its layer's attention, so that it also counts what attention
+// has read for the first time; only Resolve's evicts entries before they were ever attended.
 #include "client/working_set/cuda/entry.cuh"
 #include "client/working_set/cuda/kernels.h"
 
@@ -14,17 +17,33 @@ __device__ uint32_t SourceItems(const Plan& plan, const PlanGroup& group) {
   return group.count - (promoted ? 1 : 0);
 }
 
+// By one thread.
+__device__ void CountAttended(SlotUse* use, uint64_t clock, SlotCounters* of_slot) {
+  if (use->fresh > 0) atomicAdd(&of_slot->used, static_cast<unsigned long long>(use->fresh));
+  *use = SlotUse{.fresh = 0, .attended = static_cast<uint32_t>(clock)};
+}
+
 __global__ void CommitKernel(Shape shape, uint32_t layer, LayerMemory mem, Rows rows, Plan plan,
                              const HeadSource* sources, SlotCounters* counters, ErrorWord* error) {
   const uint32_t row = blockIdx.x;
   if (row >= ActiveRows(rows)) return;
   const uint32_t slot = static_cast<uint32_t>(rows.slots[row]);
   SlotState* const state = &mem.state[slot];
-  if (state->pending == 0) return;
+  SlotUse* const use = mem.use == nullptr ? nullptr : &mem.use[slot];
+  SlotCounters* const of_slot = &counters[slot];
+  if (state->pending == 0) {
+    if (threadIdx.x == 0 && use != nullptr && !plan.resolve) {
+      CountAttended(use, state->clock, of_slot);
+    }
+    return;
+  }
   const uint64_t now = state->clock + 1;
   const PlanGroup* const groups = plan.groups + size_t{row} * shape.kv_heads;
-  __shared__ uint32_t entered, lost;
-  if (threadIdx.x == 0) entered = lost = 0;
+  // Entries that came after this clock are unread.
+  const uint32_t attended =
+      plan.resolve && mem.entered != nullptr ? use->attended : static_cast<uint32_t>(state->clock);
+  __shared__ uint32_t entered, lost, unread;
+  if (threadIdx.x == 0) entered = lost = unread = 0;
 
   bool stale = false;
   for (uint32_t head = threadIdx.x; head < shape.kv_heads; head += kThreads) {
@@ -42,7 +61,13 @@ __global__ void CommitKernel(Shape shape, uint32_t layer, LayerMemory mem, Rows 
     for (uint32_t i = lane; i < group.count; i += 32) {
       const PlanItem item = plan.items[group.first + i];
       const bool promoted = (item.flags & kItemPromoted) != 0;
-      if (!promoted && (stale || (item.flags & (kItemSkipped | kItemRefused)) != 0)) {
+      const bool fails = !promoted && (stale || (item.flags & (kItemSkipped | kItemRefused)) != 0);
+      if (mem.entered != nullptr && (item.flags & kItemRefused) == 0) {
+        uint32_t* const since = &mem.entered[place + item.page];
+        if (*since > attended) atomicAdd(&unread, 1u);
+        *since = promoted || fails ? 0 : static_cast<uint32_t>(now);
+      }
+      if (fails) {
         atomicAdd(&lost, 1u);
         continue;
       }
@@ -54,7 +79,10 @@ __global__ void CommitKernel(Shape shape, uint32_t layer, LayerMemory mem, Rows 
   __syncthreads();  // every thread has read the state, and the counts are whole
   if (threadIdx.x != 0) return;
 
-  SlotCounters* const of_slot = &counters[slot];
+  if (use != nullptr) {
+    if (!plan.resolve) CountAttended(use, state->clock, of_slot);
+    use->fresh += entered - unread;
+  }
   if (entered > 0) {
     atomicAdd(plan.resolve ? &of_slot->demanded : &of_slot->admitted,
               static_cast<unsigned long long>(entered));

@@ -145,6 +145,8 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(const GpuWorkingSetOptions& op
       memory.layers[l].stamps = carve.Cut<uint64_t>(pages);
       memory.layers[l].predicted = carve.Cut<int32_t>(pages);
       memory.layers[l].state = carve.Cut<gpu::SlotState>(shape.slots);
+      memory.layers[l].use = carve.Cut<gpu::SlotUse>(shape.slots);
+      if (exact) memory.layers[l].entered = carve.Cut<uint32_t>(pages);
       memory.plans[l] = plan(items, false);
     }
     for (gpu::Box& box : memory.boxes) box.notes = carve.Cut<gpu::BoxNotes>(1);

@@ -82,6 +82,10 @@ class Admitter {
       OASISKV_CUDA_RETURN(
           cudaMemsetAsync(layer.stamps + at, 0, each * sizeof(*layer.stamps), c_.stream));
       OASISKV_RETURN_IF_ERROR(Upload(layer.state + slot_, &state, 1));
+      OASISKV_CUDA_RETURN(cudaMemsetAsync(layer.use + slot_, 0, sizeof(*layer.use), c_.stream));
+      if (layer.entered == nullptr) continue;
+      OASISKV_CUDA_RETURN(
+          cudaMemsetAsync(layer.entered + at, 0, each * sizeof(*layer.entered), c_.stream));
     }
     OASISKV_CUDA_RETURN(
         cudaMemsetAsync(c_.memory.counters + slot_, 0, sizeof(gpu::SlotCounters), c_.stream));

@@ -37,9 +37,11 @@ absl::StatusOr<WorkingSetStats> GpuWorkingSetImpl::ReadCounters(uint32_t slot) {
   stats.admitted = counters.admitted;
   stats.promoted = counters.promoted;
   stats.refused_by_cap = counters.refused;
+  stats.late = counters.late;
   stats.skipped = counters.skipped;
   stats.demanded = counters.demanded;
   stats.bytes_moved = (counters.admitted + counters.demanded) * shape_.entry_bytes;
+  stats.bytes_used = counters.used * shape_.entry_bytes;
   stats.admission_bytes = slots_[slot]->admission_bytes;
   stats.agreement_samples = counters.agreement_samples;
   if (counters.agreement_of > 0) {
@@ -89,10 +91,10 @@ absl::Status GpuWorkingSetImpl::Error() const {
                           "late_deadline of %d us had passed",
                           slot, layer, detail, options_.base.late_deadline.count() / 1000));
     case gpu::ErrorKind::kMissing:
-      return MakeError(ErrorCode::kInternal,
-                       absl::StrFormat("slot %d, layer %d: block %d has no frame; more tokens than "
-                                       "max_new_tokens (%d) were appended, or a row named a slot "
-                                       "that had left",
+      return MakeError(ErrorCode::kCapacity,
+                       absl::StrFormat("slot %d, layer %d: block %d has no frame: more tokens than "
+                                       "max_new_tokens (%d) were appended (raise it), or a row "
+                                       "named a slot that had left",
                                        slot, layer, detail, options_.max_new_tokens));
     case gpu::ErrorKind::kOverflow:
       return MakeError(ErrorCode::kCapacity,

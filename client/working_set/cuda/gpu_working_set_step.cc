@@ -128,10 +128,10 @@ absl::Status GpuWorkingSetImpl::AttentionDone(LayerIndex layer, GpuStream stream
   const cudaStream_t transfer = transfer_[l % 2].get();
   OASISKV_RETURN_IF_ERROR(marks.selected.Lead(transfer));
   if (proxy_ != nullptr && submitted) {
-    OASISKV_RETURN_IF_ERROR(
-        Launched("AwaitMisses", layer,
-                 gpu::AwaitMisses(shape_, l, memory_.plans[l], memory_.sources, memory_.boxes[l],
-                                  limit_ns(), when_late(), memory_.error, transfer)));
+    OASISKV_RETURN_IF_ERROR(Launched(
+        "AwaitMisses", layer,
+        gpu::AwaitMisses(shape_, l, memory_.plans[l], memory_.sources, memory_.boxes[l], limit_ns(),
+                         when_late(), memory_.counters, memory_.error, transfer)));
   }
   OASISKV_RETURN_IF_ERROR(marks.attended.Lead(transfer));
   const gpu::LayerMemory& mem = memory_.layers[l];
@@ -209,7 +209,7 @@ absl::Status GpuWorkingSetImpl::FetchRemote(LayerIndex layer, const gpu::Plan& p
                gpu::PostMisses(shape_, layer.value(), plan, memory_.sources, box, stream)));
   return Launched("AwaitMisses", layer,
                   gpu::AwaitMisses(shape_, layer.value(), plan, memory_.sources, box, limit_ns(),
-                                   when_late(), memory_.error, stream));
+                                   when_late(), memory_.counters, memory_.error, stream));
 }
 
 absl::Status GpuWorkingSetImpl::SampleAgreement(LayerIndex layer, const void* queries,

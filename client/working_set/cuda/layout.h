@@ -59,6 +59,12 @@ struct SlotState {
   uint32_t pending = 0;       // 1 between a Select that concerns the slot and its Commit
 };
 
+// What one slot's pages at one layer got from its source and attention has not read yet.
+struct SlotUse {
+  uint32_t fresh = 0;     // such pages
+  uint32_t attended = 0;  // the clock when attention was done last
+};
+
 // Everything of one layer, device memory.
 struct LayerMemory {
   Pages pages;
@@ -68,6 +74,10 @@ struct LayerMemory {
   uint64_t* stamps = nullptr;         // [slot][head][K]: the selection that last chose the page
   int32_t* predicted = nullptr;       // [slot][head][K]: best first, -1 for padding
   SlotState* state = nullptr;         // [slot]
+  SlotUse* use = nullptr;             // [slot]; null: use is not counted
+  // [slot][head][K]: the clock of the Commit that brought a page's entry from the source, 0: it did
+  // not come from there. Needed where Resolve may evict what was never attended; else null.
+  uint32_t* entered = nullptr;
 };
 
 // The rows of a step: row r is request slot slots[r]; rows at and beyond *count do nothing. Kernels
@@ -130,7 +140,7 @@ struct Plan {
 struct SlotCounters {
   unsigned long long steps = 0, predicted = 0, hit = 0, admitted = 0, promoted = 0, refused = 0,
                      skipped = 0, demanded = 0, agreement_samples = 0, agreement_common = 0,
-                     agreement_of = 0;
+                     agreement_of = 0, late = 0, used = 0;
 };
 
 // What went wrong on the device, in pinned host memory so that the host sees it without a call.

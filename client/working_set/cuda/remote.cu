@@ -62,9 +62,10 @@ __global__ void PostKernel(Shape shape, uint32_t layer, Plan plan, const HeadSou
 }
 
 __global__ void AwaitKernel(Shape shape, uint32_t layer, Plan plan, const HeadSource* sources,
-                            Box box, uint64_t limit_ns, WhenLate late, ErrorWord* error) {
+                            Box box, uint64_t limit_ns, WhenLate late, SlotCounters* counters,
+                            ErrorWord* error) {
   if (box.notes->pending == 0) return;
-  __shared__ bool in_time;
+  __shared__ bool in_time, passed;
   if (threadIdx.x == 0) {
     const uint64_t sequence = box.notes->sequence, posted_ns = box.notes->posted_ns;
     bool released = Look(&box.header->released) >= sequence;
@@ -73,6 +74,8 @@ __global__ void AwaitKernel(Shape shape, uint32_t layer, Plan plan, const HeadSo
       released = Look(&box.header->released) >= sequence;
     }
     in_time = released;
+    // The kernel itself may come after the limit, and find a fetch that the host has given up.
+    passed = !released || Now() - posted_ns >= limit_ns;
   }
   __syncthreads();
   const uint32_t items = min(*plan.count, plan.capacity);
@@ -80,6 +83,7 @@ __global__ void AwaitKernel(Shape shape, uint32_t layer, Plan plan, const HeadSo
     const PlanItem item = plan.items[i];
     if (!Missing(shape, layer, sources, item)) continue;
     plan.items[i].flags = item.flags | kItemRefused;
+    if (passed && !plan.resolve) atomicAdd(&counters[item.slot].late, 1ull);
     if (!in_time && late == WhenLate::kRefuseAndReport) {
       ReportError(error, ErrorKind::kTimeout, layer, item.slot, static_cast<uint32_t>(item.block));
     }
@@ -96,8 +100,9 @@ LaunchError PostMisses(const Shape& shape, uint32_t layer, const Plan& plan,
 
 LaunchError AwaitMisses(const Shape& shape, uint32_t layer, const Plan& plan,
                         const HeadSource* sources, const Box& box, uint64_t limit_ns, WhenLate late,
-                        ErrorWord* error, Stream stream) {
-  AwaitKernel<<<1, kThreads, 0, stream>>>(shape, layer, plan, sources, box, limit_ns, late, error);
+                        SlotCounters* counters, ErrorWord* error, Stream stream) {
+  AwaitKernel<<<1, kThreads, 0, stream>>>(shape, layer, plan, sources, box, limit_ns, late,
+                                          counters, error);
   return Launched();
 }
 

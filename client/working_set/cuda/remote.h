@@ -43,9 +43,10 @@ LaunchError PostMisses(const Shape& shape, uint32_t layer, const Plan& plan,
 enum class WhenLate : uint32_t { kRefuse = 0, kRefuseAndReport = 1 };
 // Holds the stream until the host has released the exchange, `limit_ns` after it was posted at the
 // latest. Items whose frames are still missing then are marked kItemRefused; kRefuseAndReport says
-// so in the error word when it was the limit.
+// so in the error word when it was the limit. A prediction's that are missing when the limit has
+// passed count as late.
 LaunchError AwaitMisses(const Shape& shape, uint32_t layer, const Plan& plan,
                         const HeadSource* sources, const Box& box, uint64_t limit_ns, WhenLate late,
-                        ErrorWord* error, Stream stream);
+                        SlotCounters* counters, ErrorWord* error, Stream stream);
 
 }  // namespace oasiskv::gpu
