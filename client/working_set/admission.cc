@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/working_set/first_residents.h"
+#include "client/working_set/plan.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
@@ -64,7 +65,9 @@ class Admitter {
     for (uint32_t b = 0; b < blocks; ++b) {
       for (LayerState& state : states_) {
         for (uint32_t h = 0; h < geometry_.kv_heads; ++h, from += each) {
-          std::memcpy(context_.pool.Summaries(state.layer, state.slot, h) + b * each, from, each);
+          std::byte* const to = context_.pool.Summaries(state.layer, state.slot, h) + b * each;
+          std::memcpy(to, from, each);
+          RoundSummary(context_.options, to);
         }
       }
     }

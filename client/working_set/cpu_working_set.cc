@@ -158,10 +158,11 @@ absl::Status CpuWorkingSet::Append(LayerIndex layer, std::span<const RequestSlot
         values += key_bytes;
       }
       if (!LocalFull(state)) continue;
+      std::byte* const summary = context_.pool.Summaries(layer.value(), slot.value(), h) +
+                                 uint64_t{state.complete} * geometry.summary_bytes();
       SummariseKeys(geometry.element_type, geometry.head_dim, entry,
-                    static_cast<int64_t>(key_bytes), geometry.block_tokens,
-                    context_.pool.Summaries(layer.value(), slot.value(), h) +
-                        uint64_t{state.complete} * geometry.summary_bytes());
+                    static_cast<int64_t>(key_bytes), geometry.block_tokens, summary);
+      RoundSummary(context_.options, summary);
     }
   }
   return absl::OkStatus();

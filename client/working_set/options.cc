@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "absl/strings/str_format.h"
+#include "client/working_set/float8.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
@@ -38,6 +39,13 @@ absl::Status CheckOptions(const WorkingSetOptions& options) {
   if (!(options.bound_weight >= 0.0 && options.bound_weight <= 1.0)) {
     return invalid(absl::StrFormat("bound_weight is %g; it must be between 0 and 1 (1: the bound)",
                                    options.bound_weight));
+  }
+  if (options.summaries == SummaryType::kFloat8 &&
+      options.geometry.head_dim % kFloat8HeadDim != 0) {
+    return invalid(
+        absl::StrFormat("summaries is kFloat8 with head_dim %d, which must be a "
+                        "multiple of %d then; kAsKeys takes any",
+                        options.geometry.head_dim, kFloat8HeadDim));
   }
   if (options.late_deadline <= std::chrono::nanoseconds(0) ||
       options.late_deadline > std::chrono::hours(1)) {

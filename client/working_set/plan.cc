@@ -5,7 +5,9 @@
 #include <span>
 
 #include "absl/strings/str_format.h"
+#include "client/working_set/float8.h"
 #include "client/working_set/score.h"
+#include "client/working_set/summary.h"
 #include "client/working_set/topk.h"
 #include "oasiskv/error.h"
 
@@ -28,6 +30,11 @@ void Ranker::Rank(uint32_t layer, uint32_t slot, uint32_t candidates, const floa
     TopK(scores_.data(), candidates, context_.resident(), out + uint64_t{h} * context_.resident(),
          scratch_);
   }
+}
+
+void RoundSummary(const WorkingSetOptions& options, std::byte* summary) {
+  if (options.summaries == SummaryType::kAsKeys) return;
+  RoundSummaryToFloat8(options.geometry.element_type, options.geometry.head_dim, summary);
 }
 
 void PlanRow(const WorkingSetContext& context, uint32_t cap, Selector* selector, Row* row) {
@@ -61,12 +68,12 @@ void CopyCompleted(const WorkingSetContext& context, Row* row) {
 
 absl::Status WriteBackCompleted(const WorkingSetContext& context, const Row& row) {
   if (row.promoted == kNoBlock) return absl::OkStatus();
-  const uint64_t bytes = context.options.geometry.summary_bytes();
-  std::vector<std::byte> summaries(context.heads() * bytes);
+  const Geometry& geometry = context.options.geometry;
+  std::vector<std::byte> summaries(geometry.layer_summaries_bytes());
   for (uint32_t h = 0; h < context.heads(); ++h) {
-    std::memcpy(summaries.data() + h * bytes,
-                context.pool.Summaries(row.state->layer, row.state->slot, h) + row.promoted * bytes,
-                bytes);
+    SummariseKeys(geometry.element_type, geometry.head_dim,
+                  row.completed.data() + uint64_t{h} * geometry.entry_bytes(), geometry.key_bytes(),
+                  geometry.block_tokens, summaries.data() + uint64_t{h} * geometry.summary_bytes());
   }
   const absl::Status status = row.source->WriteBack(
       BlockIndex(row.promoted), LayerIndex(row.state->layer), row.completed, summaries);

@@ -1,6 +1,7 @@
 // From queries to a plan: ranks a layer's blocks and decides what a row changes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -27,6 +28,11 @@ class Ranker {
   std::vector<uint64_t> scratch_;
 };
 
+// Makes a summary of the pool what WorkingSetOptions::summaries says. This backend keeps the
+// rounded numbers in the keys' element type: what it gains is the plans of a backend that stores
+// them in 8 bits.
+void RoundSummary(const WorkingSetOptions& options, std::byte* summary);
+
 // Plans the changes of `row` from its prediction (or of its promotion alone) under `cap`, and
 // stamps the residents that stay.
 void PlanRow(const WorkingSetContext& context, uint32_t cap, Selector* selector, Row* row);
@@ -34,7 +40,7 @@ void PlanRow(const WorkingSetContext& context, uint32_t cap, Selector* selector,
 // Copies the block that the local page completed, all heads, out of the local page. Needs the plan.
 void CopyCompleted(const WorkingSetContext& context, Row* row);
 
-// Hands that copy and its summaries to the source.
+// Hands that copy and its summaries, which are never rounded, to the source.
 absl::Status WriteBackCompleted(const WorkingSetContext& context, const Row& row);
 
 }  // namespace oasiskv

@@ -18,8 +18,8 @@ class LocalSource : public FakeSource {
  public:
   static constexpr uint64_t kEpoch = 77;
 
-  LocalSource(const Geometry& geometry, uint64_t tokens, uint64_t seed)
-      : FakeSource(geometry, tokens, seed) {
+  LocalSource(const Geometry& geometry, uint64_t tokens, uint64_t seed, uint32_t grain = 1)
+      : FakeSource(geometry, tokens, seed, grain) {
     const uint32_t blocks = geometry.BlocksFor(tokens);
     bytes_ = (blocks + 1) * geometry.frame_stride();
     void* const memory =

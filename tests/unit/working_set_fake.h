@@ -24,10 +24,12 @@ namespace oasiskv {
 enum class Half { kKey = 0, kValue = 1 };
 
 // One request's KV: small whole numbers, exact in every element type, so that sums are exact in any
-// order and equal scores are frequent.
+// order and equal scores are frequent. With a grain, at most 32, multiples of one grain-th: as
+// exact, but not in 8 bits.
 class FakeKv {
  public:
-  FakeKv(const Geometry& geometry, uint64_t seed) : geometry_(geometry), seed_(seed) {}
+  FakeKv(const Geometry& geometry, uint64_t seed, uint32_t grain = 1)
+      : geometry_(geometry), seed_(seed), grain_(static_cast<int>(grain)) {}
 
   float Value(uint64_t token, uint32_t layer, uint32_t head, Half half, uint32_t d) const {
     uint64_t x = seed_;
@@ -36,7 +38,8 @@ class FakeKv {
       x = (x ^ part) * 0x9e3779b97f4a7c15u;
       x ^= x >> 29;
     }
-    return static_cast<float>(static_cast<int>((x >> 20) % 9) - 4);
+    const int value = static_cast<int>((x >> 20) % (8 * grain_ + 1)) - 4 * grain_;
+    return static_cast<float>(value) / static_cast<float>(grain_);
   }
 
   void Store(float value, std::byte* to) const {
@@ -105,6 +108,7 @@ class FakeKv {
 
   const Geometry geometry_;
   const uint64_t seed_;
+  const int grain_;
 };
 
 // Thread contract: safe for concurrent use.
@@ -113,8 +117,8 @@ class FakeKv {
 // when it begins.
 class FakeSource : public EntrySource, public std::enable_shared_from_this<FakeSource> {
  public:
-  FakeSource(const Geometry& geometry, uint64_t tokens, uint64_t seed)
-      : geometry_(geometry), tokens_(tokens), kv_(geometry, seed) {}
+  FakeSource(const Geometry& geometry, uint64_t tokens, uint64_t seed, uint32_t grain = 1)
+      : geometry_(geometry), tokens_(tokens), kv_(geometry, seed, grain) {}
 
   // What a test may set. `polls`: a fetch is done after so many looks at it.
   std::atomic<int> polls{0};

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "oasiskv/working_set.h"
+#include "tests/unit/float8_reference.h"
 #include "tests/unit/working_set_fake.h"
 
 namespace oasiskv {
@@ -173,7 +174,7 @@ class RequestModel {
       float sum = 0;
       for (uint32_t d = 0; d < g_.head_dim; ++d) {
         const float q = queries[(h * group + i) * g_.head_dim + d];
-        float low = kv_.Bound(b, l, h, d, false), high = kv_.Bound(b, l, h, d, true);
+        float low = Bound(b, l, h, d, false), high = Bound(b, l, h, d, true);
         if (o_.bound_weight < 1) {
           const float min = low, max = high;
           low = near * min + far * max;
@@ -243,6 +244,12 @@ class RequestModel {
     uint64_t clock = 0, now = 0;
     bool promoting = false, submitted = false, pending = false, predicted_valid = false;
   };
+
+  float Bound(uint32_t block, uint32_t l, uint32_t h, uint32_t d, bool high) const {
+    const float bound = kv_.Bound(block, l, h, d, high);
+    if (o_.summaries == SummaryType::kAsKeys) return bound;
+    return static_cast<float>(Float8ByDefinition(RoundedByDefinition(bound, high)));
+  }
 
   static uint64_t CountResident(const Head& head) {
     return std::count_if(head.pages.begin(), head.pages.end(),

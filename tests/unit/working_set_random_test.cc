@@ -28,6 +28,10 @@ class RandomDrive {
     g.head_dim = 1 + rng_() % 20;
     g.block_tokens = 1 + rng_() % 4;
     g.element_type = static_cast<ElementType>(1 + rng_() % 3);
+    if (rng_() % 4 == 0) {
+      o_.summaries = SummaryType::kFloat8;
+      g.head_dim = 16;
+    }
     o_.geometry = g;
     o_.query_heads = g.kv_heads * (1 + rng_() % 5);
     o_.resident_blocks = 1 + rng_() % 10;
@@ -68,7 +72,8 @@ class RandomDrive {
 
   std::string Describe() const {
     return o_.geometry.ToString() + ", K " + std::to_string(o_.resident_blocks) + ", ratio " +
-           std::to_string(o_.fetch_ratio) + (o_.mode == SelectionMode::kExact ? ", exact" : "");
+           std::to_string(o_.fetch_ratio) + (o_.mode == SelectionMode::kExact ? ", exact" : "") +
+           (o_.summaries == SummaryType::kFloat8 ? ", float8" : "");
   }
   // Every map that was seen, in order: the plans.
   const std::vector<int32_t>& history() const { return history_; }
@@ -93,7 +98,10 @@ class RandomDrive {
     const auto free = std::find(requests_.begin(), requests_.end(), std::nullopt);
     if (free == requests_.end() || rng_() % 3 != 0) return;
     const Geometry& g = o_.geometry;
-    auto source = std::make_shared<FakeSource>(g, rng_() % (20 * g.block_tokens), rng_());
+    const uint64_t tokens = rng_() % (20 * g.block_tokens), seed = rng_();
+    // Keys that are not exact in the summaries' type.
+    const uint32_t grain = o_.summaries == SummaryType::kFloat8 ? 32 : 1;
+    auto source = std::make_shared<FakeSource>(g, tokens, seed, grain);
     source->polls = rng_() % 3;
     if (delays_) source->delay_us = 300;
     source->keeps_fetched = rng_() % 2 == 0;

@@ -1,6 +1,9 @@
 oasiskv_test(NAME working_set_score_test LABEL unit
   SOURCES unit/working_set_score_test.cc
   DEPS oasiskv::working_set)
+oasiskv_test(NAME float8_test LABEL unit
+  SOURCES unit/float8_test.cc
+  DEPS oasiskv::working_set)
 oasiskv_test(NAME working_set_random_test LABEL unit
   SOURCES unit/working_set_random_test.cc
   DEPS oasiskv::working_set)

@@ -1,6 +1,8 @@
 // What a user chooses about selection; shared by both sides.
 #pragma once
 
+#include <cstdint>
+
 namespace oasiskv {
 
 // How the query heads of one GQA group are combined into one score per block of their KV head.
@@ -17,6 +19,15 @@ enum class GroupCombine { kMax = 0, kMean = 1, kSum = 2, kNormalizedMax = 3 };
 // reached only by a key that is extreme in every dimension at once, so that it favours blocks of
 // widely spread keys.
 inline constexpr double kDefaultBoundWeight = 1.0;
+
+// What a working set keeps its key summaries as. kFloat8 is E4M3 (4 significant bits, greatest
+// 448), half the memory and half the bytes of a score for BF16 keys: minima are rounded down and
+// maxima up, so that the box still holds every key and a bound stays one. Keys beyond +-448 are
+// taken for
+// +-448: there the bound is none. The wider box costs selection some sharpness. head_dim must be a
+// multiple of 16. Frames, the wire and daemons keep summaries in the keys' element type; they are
+// rounded when they enter the working set.
+enum class SummaryType : uint8_t { kAsKeys = 0, kFloat8 = 1 };
 
 // kCapped: at most floor(fetch_ratio x K) blocks change per head, layer and step (mechanism.md
 // section 2). kExact: the true top-K is resolved before attention; prediction only warms the

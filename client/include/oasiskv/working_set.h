@@ -27,6 +27,7 @@ struct WorkingSetOptions {
   SelectionMode mode = SelectionMode::kCapped;
   GroupCombine combine = GroupCombine::kMax;
   double bound_weight = kDefaultBoundWeight;  // in [0, 1], see selection.h
+  SummaryType summaries = SummaryType::kAsKeys;
   LatePolicy late = LatePolicy::kWait;
   LossPolicy loss = LossPolicy::kFail;
   std::chrono::nanoseconds late_deadline =
