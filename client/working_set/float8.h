@@ -1,13 +1,10 @@
 // Summaries in 8 bits: E4M3 as GPUs have it ("FN": 4 exponent bits of bias 7, 3 mantissa bits, no
 // infinities, greatest number 448, 0x7F and 0xFF are NaN), rounded outward so that the box still
 // holds every key. Integer arithmetic on the number's own bits; the kernels are compiled from the
-// same lines and so give the same bits.
+// same lines and so give the same bits: no header of the host's alone here.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-
-#include "oasiskv/geometry.h"
 
 #if defined(__CUDACC__)
 #define OASISKV_HOST_DEVICE __host__ __device__
@@ -56,15 +53,5 @@ struct FloatFormat {
 using Float16Format = FloatFormat<5, 10>;
 using BFloat16Format = FloatFormat<8, 7>;
 using Float32Format = FloatFormat<8, 23>;
-
-// Exact; NaN is quiet.
-float Float8ToFloat(uint8_t code);
-
-// min[head_dim] then max[head_dim] of `type` into as many E4M3 numbers: minima downward, maxima
-// upward.
-void SummaryToFloat8(ElementType type, uint32_t head_dim, const std::byte* summary,
-                     std::byte* float8);
-// The same numbers in the element type, in place: each E4M3 number is one of every type.
-void RoundSummaryToFloat8(ElementType type, uint32_t head_dim, std::byte* summary);
 
 }  // namespace oasiskv

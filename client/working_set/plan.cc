@@ -5,7 +5,7 @@
 #include <span>
 
 #include "absl/strings/str_format.h"
-#include "client/working_set/float8.h"
+#include "client/working_set/float8_summary.h"
 #include "client/working_set/score.h"
 #include "client/working_set/summary.h"
 #include "client/working_set/topk.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "client/working_set/element.h"
+#include "client/working_set/float8_summary.h"
 #include "client/working_set/summary.h"
 #include "gmock/gmock.h"
 #include "tests/unit/float8_reference.h"

@@ -1,8 +1,10 @@
-#include "client/working_set/float8.h"
+#include "client/working_set/float8_summary.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+
+#include "client/working_set/float8.h"
 
 namespace oasiskv {
 namespace {
