@@ -42,6 +42,8 @@ absl::StatusOr<WorkingSetOptions> ToWorkingSetOptions(const oasiskv_working_set_
   OASISKV_ASSIGN_OR_RETURN(o.combine,
                            ToEnum(in.combine, GroupCombine::kNormalizedMax, "options.combine"));
   o.bound_weight = ToBoundWeight(in.bound_weight);
+  OASISKV_ASSIGN_OR_RETURN(o.summaries,
+                           ToEnum(in.summaries, SummaryType::kFloat8, "options.summaries"));
   OASISKV_ASSIGN_OR_RETURN(o.late, ToEnum(in.late, LatePolicy::kSkip, "options.late"));
   OASISKV_ASSIGN_OR_RETURN(o.loss, ToEnum(in.loss, LossPolicy::kDegrade, "options.loss"));
   if (in.late_deadline_ms != 0) o.late_deadline = Milliseconds(in.late_deadline_ms);

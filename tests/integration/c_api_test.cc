@@ -235,6 +235,18 @@ TEST_P(CApiTest, WrongCallsAreErrors) {
   options.combine = OASISKV_COMBINE_NORMALIZED_MAX;
   ASSERT_CODE(oasiskv_working_set_create(&options, &set), OASISKV_OK);
   oasiskv_working_set_free(set);
+  options.summaries = OASISKV_SUMMARIES_FLOAT8 + 1;
+  EXPECT_EQ(oasiskv_working_set_create(&options, &set), OASISKV_INVALID_ARGUMENT);
+  EXPECT_THAT(oasiskv_last_error(), ::testing::HasSubstr("options.summaries"));
+  options.summaries = OASISKV_SUMMARIES_FLOAT8;
+  if (geometry_.head_dim % 16 == 0) {
+    ASSERT_CODE(oasiskv_working_set_create(&options, &set), OASISKV_OK);
+    oasiskv_working_set_free(set);
+  } else {
+    EXPECT_EQ(oasiskv_working_set_create(&options, &set), OASISKV_INVALID_ARGUMENT);
+    EXPECT_THAT(oasiskv_last_error(), ::testing::HasSubstr("kFloat8 with head_dim"));
+  }
+  options.summaries = OASISKV_SUMMARIES_AS_KEYS;
   options.combine = OASISKV_COMBINE_NORMALIZED_MAX + 1;
   EXPECT_EQ(oasiskv_working_set_create(&options, &set), OASISKV_INVALID_ARGUMENT);
   // The same on a GPU, where there may be none.

@@ -307,6 +307,9 @@ enum { OASISKV_HOST_CACHE_AUTO = 0, OASISKV_HOST_CACHE_ALWAYS = 1, OASISKV_HOST_
 enum { OASISKV_MODE_CAPPED = 0, OASISKV_MODE_EXACT = 1 };
 enum { OASISKV_LATE_WAIT = 0, OASISKV_LATE_SKIP = 1 };
 enum { OASISKV_LOSS_FAIL = 0, OASISKV_LOSS_DEGRADE = 1 };
+/* What a working set keeps key summaries as; FLOAT8 is E4M3, rounded outward, and wants a head_dim
+ * that is a multiple of 16 (oasiskv/selection.h says what it costs). */
+enum { OASISKV_SUMMARIES_AS_KEYS = 0, OASISKV_SUMMARIES_FLOAT8 = 1 };
 
 typedef struct oasiskv_source_options {
   size_t struct_size;
@@ -337,6 +340,7 @@ typedef struct oasiskv_working_set_options {
   uint32_t max_requests;     /* 0: 1 */
   uint32_t max_blocks;       /* 0: 8,192 */
   double bound_weight;       /* 0: 1.0; negative: a weight of 0 */
+  uint32_t summaries;
 } oasiskv_working_set_options;
 
 typedef struct oasiskv_working_set_stats {

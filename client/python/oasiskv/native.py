@@ -128,6 +128,7 @@ CWorkingSetOptions = _struct(
     ("max_requests", c_uint32),
     ("max_blocks", c_uint32),
     ("bound_weight", c_double),
+    ("summaries", c_uint32),
 )
 CWorkingSetStats = _struct(
     "CWorkingSetStats",

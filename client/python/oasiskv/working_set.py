@@ -33,6 +33,11 @@ class Loss(enum.IntEnum):
     DEGRADE = 1
 
 
+# What the working set keeps key summaries as. "fp8" is E4M3, rounded outward: half the memory of BF16; head_dim must be a
+# multiple of 16 (oasiskv/selection.h).
+_SUMMARIES = {"as_keys": 0, "fp8": 1}
+
+
 class Source(Handle):
     """One request's KV: readers of one or several shards joined into a decode rank's heads, in order.
 
@@ -58,14 +63,20 @@ class Source(Handle):
 def options_to_c(geometry: Geometry, query_heads: int, *, resident_blocks: int = 128, fetch_ratio: float = 0.05,
                  mode: Mode = Mode.CAPPED, combine: Combine = Combine.MAX, bound_weight: float = 1.0,
                  late: Late = Late.WAIT, loss: Loss = Loss.FAIL, late_deadline: float = 5.0, max_requests: int = 1,
-                 max_blocks: int = 8192):
+                 max_blocks: int = 8192, summaries: str = "as_keys"):
     """What every backend of the working set is made with."""
     return native.CWorkingSetOptions(
         geometry=ctypes.pointer(geometry.to_c()), query_heads=query_heads, resident_blocks=resident_blocks,
         fetch_ratio=fetch_ratio if fetch_ratio > 0 else -1.0, mode=mode, combine=combine, late=late, loss=loss,
         late_deadline_ms=max(1, round(late_deadline * 1000)), max_requests=max_requests, max_blocks=max_blocks,
-        bound_weight=bound_weight_to_c(bound_weight),
+        bound_weight=bound_weight_to_c(bound_weight), summaries=_summaries_to_c(summaries),
     )
+
+
+def _summaries_to_c(summaries: str) -> int:
+    if summaries not in _SUMMARIES:
+        raise ValueError(f"summaries is {summaries!r}; it must be one of {', '.join(map(repr, _SUMMARIES))}")
+    return _SUMMARIES[summaries]
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,7 @@ class ResidentView:
 class WorkingSet(Handle):
     """Thread contract: one thread drives the steps.
 
+    summaries: "as_keys", or "fp8" for E4M3, rounded outward (half the memory of BF16; head_dim a multiple of 16).
     slots are request slots as admit() gave them, one per row; queries float32 [rows, query_heads, head_dim]; keys and
     values [rows, kv_heads, head_dim] in the geometry's dtype.
     """
@@ -91,14 +103,14 @@ class WorkingSet(Handle):
     def __init__(self, geometry: Geometry, query_heads: int, *, resident_blocks: int = 128, fetch_ratio: float = 0.05,
                  mode: Mode = Mode.CAPPED, combine: Combine = Combine.MAX, bound_weight: float = 1.0,
                  late: Late = Late.WAIT, loss: Loss = Loss.FAIL, late_deadline: float = 5.0, max_requests: int = 1,
-                 max_blocks: int = 8192):
+                 max_blocks: int = 8192, summaries: str = "as_keys"):
         self.geometry = geometry
         self.query_heads = query_heads
         self.resident_blocks = resident_blocks
         options = options_to_c(
             geometry, query_heads, resident_blocks=resident_blocks, fetch_ratio=fetch_ratio, mode=mode, combine=combine,
             bound_weight=bound_weight, late=late, loss=loss, late_deadline=late_deadline, max_requests=max_requests,
-            max_blocks=max_blocks,
+            max_blocks=max_blocks, summaries=summaries,
         )
         out = ctypes.c_void_p()
         call("working_set_create", ctypes.byref(options), ctypes.byref(out))

@@ -264,6 +264,28 @@ class ClientTest(unittest.TestCase):
                     ws.attention_done(0, slot)
                     ws.leave(slot)
 
+    def test_summaries_in_8_bits_choose_by_rounded_bounds(self):
+        """Blocks of 1.9375 and of 2: E4M3 rounds both maxima to 2, and the lower block wins a tie."""
+        keys = np.full((32, 4, 16), 2, np.float16)
+        keys[:16] = 1.9375
+        with self.client.open("fp8", IDENTITY, GEOMETRY, blocks=2) as producer:
+            for layer in range(GEOMETRY.layers):
+                producer.write_tokens(layer, 0, keys, keys)
+            producer.seal(32)
+        for summaries, best in (("as_keys", 1), ("fp8", 0)):
+            with self.client.attach("fp8", IDENTITY, GEOMETRY) as reader, oasiskv.Source(reader) as source, \
+                    oasiskv.WorkingSet(GEOMETRY, 8, resident_blocks=1, mode=oasiskv.Mode.EXACT,
+                                       summaries=summaries) as ws:
+                slot = ws.admit(source)
+                ws.wait(0, slot)
+                ws.append(0, slot, keys[:1], keys[:1])
+                ws.resolve(0, slot, np.ones((1, 8, 16), np.float32))
+                self.assertEqual(set(ws.view(0, slot).map.ravel().tolist()), {best})
+                ws.attention_done(0, slot)
+                ws.leave(slot)
+        with self.assertRaisesRegex(ValueError, "summaries is 'fp4'"):
+            oasiskv.WorkingSet(GEOMETRY, 8, summaries="fp4")
+
     def test_a_bound_weight_outside_0_to_1_is_refused(self):
         for weight in (-0.1, 1.1, float("nan")):
             with self.assertRaisesRegex(ValueError, "bound_weight"):
