@@ -5,9 +5,11 @@ resident pages come back as host copies: slow, and right. It shows that the cuda
 backend's blocks and holds the cpu backend's bytes; tools/bench has what it costs in an engine on the GPU.
 """
 
+import sys
+
 import numpy as np
 import oasiskv
-from oasiskv.driver import Driver
+from oasiskv.driver import Driver, DriverMissing
 
 
 class CudaWorkingSet:
@@ -17,9 +19,11 @@ class CudaWorkingSet:
     """
 
     def __init__(self, geometry: oasiskv.Geometry, query_heads: int, **options):
+        """options: those of oasiskv.GpuWorkingSet."""
+        self._layers = geometry.layers
         self._driver = Driver()
         self._stream = self._driver.stream()
-        self._gpu = oasiskv.GpuWorkingSet(geometry, query_heads, max_new_tokens=1024, **options)
+        self._gpu = oasiskv.GpuWorkingSet(geometry, query_heads, **options)
         # One set of inputs a layer: they must stay until the layer's attention_done has passed.
         heads = (geometry.layers, 1, query_heads, geometry.head_dim)
         token = (geometry.layers, 1, geometry.kv_heads, geometry.head_dim)
@@ -65,10 +69,26 @@ class CudaWorkingSet:
 
     def attention_done(self, layer: int, slot: int) -> None:
         self._gpu.attention_done(layer, self._stream)
+        if layer == self._layers - 1:
+            self._gpu.end_step(self._stream)
 
     def stats(self) -> dict:
+        self._driver.synchronize(self._stream)  # what was waited for has been counted
         return self._gpu.stats()
 
 
 def _at(array: np.ndarray) -> int:
     return array.ctypes.data
+
+
+def missing() -> str | None:
+    """What keeps this machine from running the cuda backend, or None."""
+    try:
+        CudaWorkingSet(oasiskv.Geometry(layers=1, kv_heads=1, head_dim=64), 1, resident_blocks=1).close()
+    except (DriverMissing, oasiskv.OasisError) as error:
+        return str(error)
+    return None
+
+
+if __name__ == "__main__":  # in a process of its own, whose context on the device ends with it
+    sys.exit(missing())

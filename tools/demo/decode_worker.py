@@ -23,12 +23,13 @@ from tokenizer import Tokenizer
 from verify import EntryChecker, check_summaries
 
 
-def working_set_class(backend: str):
+def make_working_set(backend: str, decoded: int, *arguments, **options):
+    """decoded: how many tokens may be appended to the context."""
     if backend == "cpu":
-        return oasiskv.WorkingSet
+        return oasiskv.WorkingSet(*arguments, **options)
     from cuda_backend import CudaWorkingSet  # needs a driver
 
-    return CudaWorkingSet
+    return CudaWorkingSet(*arguments, max_new_tokens=decoded, **options)
 
 
 class Session:
@@ -43,7 +44,10 @@ class Session:
         # The cuda backend keeps what it fetches itself, and reads over shm without a fetch.
         cache = oasiskv.HostCache.ALWAYS if backend == "cpu" else oasiskv.HostCache.NEVER
         self.source = oasiskv.Source(self.reader, host_cache=cache)
-        self.working_set = working_set_class(backend)(
+        decoded = max(len(handshake.tokens) - handshake.context_tokens, len(handshake.baseline.free_running))
+        self.working_set = make_working_set(
+            backend,
+            decoded,
             geometry,
             model.config.query_heads,
             resident_blocks=config.budget_blocks,
@@ -60,6 +64,8 @@ class Session:
         )
 
     def counts(self) -> dict:
+        for layer in range(self.reader.geometry.layers):  # the last step's transfers count, too
+            self.working_set.wait(layer, self.slot)
         stats, now = self.working_set.stats(), self._client.stats()
         source = self.source.stats()
         samples = stats["agreement_samples"]
@@ -101,7 +107,7 @@ def standard_error(samples: np.ndarray) -> float:
 
 
 def run_config(session: Session, model: Llama, handshake: Handshake, config: SparseConfig):
-    """Teacher-forced over the document's own continuation: the row, and each step's most likely token."""
+    """Teacher-forced over the document's own continuation: the row, and each step's most likely token and nll."""
     tokens, context = handshake.tokens, handshake.context_tokens
     nll, greedy, drafted = [], [], 0
     started = time.monotonic()
@@ -126,7 +132,22 @@ def run_config(session: Session, model: Llama, handshake: Handshake, config: Spa
         "drafted_steps": drafted,
         "ms_per_step": 1000 * seconds / len(nll),
         **session.counts(),
-    }, greedy
+    }, greedy, nll
+
+
+def agreement_with_cpu(ours, cpu) -> dict:
+    """ours, cpu: what run_config gave. Equal blocks are attended in equal order, so that nlls are equal to the last bit."""
+    (_, tokens, nlls), (row, cpu_tokens, cpu_nlls) = ours, cpu
+    tokens_equal = sum(a == b for a, b in zip(tokens, cpu_tokens))
+    nlls_equal = sum(a == b for a, b in zip(nlls, cpu_nlls))
+    return {
+        "same_as_cpu": tokens_equal == nlls_equal == len(tokens),
+        "cpu_tokens_equal": tokens_equal,
+        "cpu_nlls_equal": nlls_equal,
+        "cpu_nll": row["nll_sparse"],
+        "cpu_ms_per_step": row["ms_per_step"],
+        "cpu_counts": {name: row[name] for name in ("predicted", "hit", "admitted", "demanded", "refused_by_cap")},
+    }
 
 
 def run_free(session: Session, model: Llama, handshake: Handshake, config: SparseConfig, count: int):
@@ -175,15 +196,21 @@ def main() -> None:
                 session.close()
 
         for config in configs:
-            row, greedy = in_session(config, lambda s: run_config(s, model, handshake, config))
+            run = in_session(config, lambda s: run_config(s, model, handshake, config))
+            row = run[0]
             if options.compare_cpu:
-                cpu, tokens = in_session(config, lambda s: run_config(s, model, handshake, config), "cpu")
-                row["same_as_cpu"] = greedy == tokens and row["nll_sparse"] == cpu["nll_sparse"]
+                cpu = in_session(config, lambda s: run_config(s, model, handshake, config), "cpu")
+                row |= agreement_with_cpu(run, cpu)
             events.emit("row", row=row)
         count = len(handshake.baseline.free_running)
         free = in_session(free_config, lambda s: run_free(s, model, handshake, free_config, count))
+        same = {}
+        if options.compare_cpu:
+            cpu = in_session(free_config, lambda s: run_free(s, model, handshake, free_config, count), "cpu")
+            same["same_as_cpu"] = free == cpu
         events.emit(
             "text",
+            **same,
             full=tokenizer.decode(handshake.baseline.free_running),
             sparse=tokenizer.decode(free),
             prompt=tokenizer.decode(handshake.tokens[: handshake.context_tokens + 1][-24:]),

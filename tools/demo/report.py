@@ -20,7 +20,7 @@ def find(rows: list[dict], mode: str, ratio: float, predictor: str) -> dict | No
     return None
 
 
-def build(handshake: Handshake, rows: list[dict], *, everything: dict, published: dict, text: dict,
+def build(handshake: Handshake, rows: list[dict], *, backend: str, everything: dict, published: dict, text: dict,
           kv_token_bytes: int, seconds: float) -> dict:
     """rows: the comparison; everything: the run whose K covers all blocks; published: the one with the
     paper's score."""
@@ -31,6 +31,7 @@ def build(handshake: Handshake, rows: list[dict], *, everything: dict, published
         agreement[predictor] = float(np.mean(samples))
     every = [*rows, everything, published]
     return {
+        "backend": backend,
         "context_tokens": handshake.context_tokens,
         "generated_tokens": len(handshake.baseline.nll),
         "budget_tokens": headline["budget_blocks"] * BLOCK_TOKENS,
@@ -70,15 +71,19 @@ def checks(report: dict) -> list[tuple[str, bool]]:
          report["checksum_failures"] == 0 and report["checksums_verified"] == report["entries_fetched"]
          and report["entries_checked"] > 0),
     ]
-    compared = [row["same_as_cpu"] for row in [report["all_blocks"], *report["rows"]] if "same_as_cpu" in row]
+    compared = [row["same_as_cpu"] for row in [*_every(report), report["text"]] if "same_as_cpu" in row]
     if compared:
-        found.append(("every row's tokens are those of the cpu backend", all(compared)))
+        found.append(("every row's tokens and nlls are those of the cpu backend, and so is the text", all(compared)))
     if exact:
         found.append(
             (f"exact mode costs at most {NLL_LIMIT} nats a token (it costs {max(exact):+.3f})",
              max(exact) <= NLL_LIMIT)
         )
     return found
+
+
+def _every(report: dict) -> list[dict]:
+    return [report["all_blocks"], *report["rows"], report["published_score"]]
 
 
 def write(report: dict, path: Path) -> None:
@@ -121,6 +126,31 @@ def _line(row: dict, report: dict) -> str:
     return "  " + "".join(f"{cell:<{width}}" for cell, (_, width) in zip(cells, _COLUMNS))
 
 
+def _read_by_gpu(report: dict) -> list[str]:
+    """What the table's bytes leave out: over shm the GPU reads the daemon's memory itself."""
+    if report["backend"] != "cuda":
+        return []
+    moved = sum(row["bytes_moved"] for row in _every(report))
+    return [f"The GPU moved {size(moved)} into its pages while decoding, all rows together. It looks at the grant words "
+            "after its own reads, too; those looks are not counted, and one that finds a change ends the run."]
+
+
+def _beside_cpu(report: dict) -> list[str]:
+    rows = [row for row in _every(report) if "same_as_cpu" in row]
+    if not rows:
+        return []
+    lines = ["", "The same rows on the cpu backend, in the table's order, all blocks and the published score last:"]
+    for row in [*rows[1:-1], rows[0], rows[-1]]:
+        steps, counts = report["generated_tokens"], row["cpu_counts"]
+        differ = [name for name in counts if counts[name] != row[name]]
+        lines.append(
+            f"  {row['mode']:<7}{row['fetch_ratio']:<5g}{row['predictor']:<10}{row['cpu_tokens_equal']} of {steps} tokens "
+            f"equal, {row['cpu_nlls_equal']} of {steps} nlls to the last bit; counts "
+            f"{'equal' if not differ else 'differ in ' + ', '.join(differ)}; {row['cpu_ms_per_step']:.0f} ms a step"
+        )
+    return lines
+
+
 def table(report: dict) -> str:
     budget, context = report["budget_tokens"], report["context_tokens"]
     lines = [
@@ -141,6 +171,8 @@ def table(report: dict) -> str:
         f"Reads were followed by {report['grant_checks']:,} checks of the grant word; "
         f"{report['stale_reads']} found it changed. {report['entries_checked']:,} entries were compared with the "
         "prefill's own copy.",
+        *_read_by_gpu(report),
+        *_beside_cpu(report),
         "",
         f"Generated freely after: ...{report['text']['prompt']!r}",
         f"  full attention: {report['text']['full']!r}",

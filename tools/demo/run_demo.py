@@ -7,14 +7,15 @@ process, compares sparse with full attention and writes a table, report.json and
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
+from importlib import util
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-import plot  # noqa: E402
 import report as reporting  # noqa: E402
 from daemon import Daemon, DaemonFailed  # noqa: E402
 from events import Worker, WorkerFailed  # noqa: E402
@@ -81,7 +82,42 @@ def configurations(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
+class BackendMissing(Exception):
+    """This machine cannot run the backend that was asked for; the text says why."""
+
+
+def check_backend(backend: str) -> None:
+    """Before half a minute of prefill, not after it."""
+    if backend != "cuda":
+        return
+    probe = subprocess.run([sys.executable, HERE / "cuda_backend.py"], capture_output=True, text=True)
+    if probe.returncode != 0:
+        raise BackendMissing(
+            f"--backend=cuda cannot run here: {probe.stderr.strip()}\nIt needs an NVIDIA GPU of compute capability 9.0 "
+            "(H100, H200) with its driver (does nvidia-smi list it?), and a library built where nvcc is. Without: "
+            "--backend=cpu, the default"
+        )
+
+
+def beside_cpu(row: dict) -> str:
+    if "same_as_cpu" not in row:
+        return ""
+    return "; as on the cpu backend" if row["same_as_cpu"] else "; NOT as on the cpu backend"
+
+
+def draw_plot(report: dict, path: Path) -> str:
+    """Where the plot is, or why there is none."""
+    if not util.find_spec("matplotlib"):
+        path.unlink(missing_ok=True)  # of an earlier run
+        return "none, matplotlib is missing (tools/demo/requirements.txt)"
+    import plot
+
+    plot.draw(report, path)
+    return str(path)
+
+
 def run(options: argparse.Namespace) -> int:
+    check_backend(options.backend)
     started = time.monotonic()
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
@@ -140,24 +176,24 @@ def run(options: argparse.Namespace) -> int:
                         "decode",
                         f"{len(rows)}/{len(configs)} {row['mode']} cap {row['fetch_ratio']:g} "
                         f"{row['predictor']}, {row['budget_blocks']} blocks, {row['score']} score: nll {row['nll_sparse']:.3f}, "
-                        f"{row['ms_per_step']:.0f} ms a step",
+                        f"{row['ms_per_step']:.0f} ms a step{beside_cpu(row)}",
                     )
                 elif event["event"] == "text":
-                    text = {key: event[key] for key in ("prompt", "full", "sparse")}
+                    text = {key: value for key, value in event.items() if key != "event"}
             decode.finish()
             prefill.finish()
         finally:
             for worker in workers:
                 worker.kill()
     report = reporting.build(
-        handshake, rows[1:-1], everything=rows[0], published=rows[-1], text=text, kv_token_bytes=KV_TOKEN_BYTES,
-        seconds=time.monotonic() - started,
+        handshake, rows[1:-1], backend=options.backend, everything=rows[0], published=rows[-1], text=text,
+        kv_token_bytes=KV_TOKEN_BYTES, seconds=time.monotonic() - started,
     )
     reporting.write(report, output / "report.json")
-    plot.draw(report, output / "plot.png")
+    plot = draw_plot(report, output / "plot.png")
     print()
     print(reporting.table(report))
-    print(f"\nReport: {output / 'report.json'}   Plot: {output / 'plot.png'}   ({report['seconds']:.0f} s)")
+    print(f"\nReport: {output / 'report.json'}   Plot: {plot}   ({report['seconds']:.0f} s)")
     return 0 if all(good for _, good in reporting.checks(report)) else 1
 
 
@@ -165,7 +201,7 @@ def main() -> int:
     options = parse()
     try:
         return run(options)
-    except (DaemonFailed, WorkerFailed) as error:
+    except (BackendMissing, DaemonFailed, WorkerFailed) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
 

@@ -21,18 +21,19 @@ def row(mode="capped", ratio=0.05, predictor="ngram", **changes) -> dict:
         mode=mode, fetch_ratio=ratio, predictor=predictor, budget_blocks=4, score="normalized", nll_sparse=1.02,
         nll_extra=0.02, nll_extra_error=0.01, token_match=1.0, ms_per_step=9.0, admission_bytes=4096,
         decode_bytes=1024, topk_agreement=0.9, entries_fetched=10, entries_checked=8, checksums_verified=10,
-        checksum_failures=0, grant_checks=3, stale_reads=0,
+        checksum_failures=0, grant_checks=3, stale_reads=0, bytes_moved=2**20,
     )
     return {**fields, **changes}
 
 
 def build(rows=None, **changes) -> dict:
     everything = changes.pop("everything", row("exact", 1.0, "previous"))
+    published = changes.pop("published", row("exact", 0.2, "previous", score="published"))
     rows = rows or [row(), row("exact", 0.2, "previous"), row(predictor="oracle", topk_agreement=1.0)]
     handshake = Handshake("127.0.0.1:1", "s", 256, [1] * 259, "crc.npz", 1.0, 0.5, Baseline([1.0, 1.0], [3, 3], [4]))
     return reporting.build(
-        handshake, rows, everything=everything, published=row("exact", 0.2, "previous", score="published"),
-        text={"prompt": "p", "full": "f", "sparse": "s"}, kv_token_bytes=46080, seconds=1.0,
+        handshake, rows, backend=changes.pop("backend", "cpu"), everything=everything, published=published,
+        text={"prompt": "p", "full": "f", "sparse": "s", **changes.pop("text", {})}, kv_token_bytes=46080, seconds=1.0,
     )
 
 
@@ -57,8 +58,22 @@ class Report(unittest.TestCase):
         self.assertRegex(unmet(build([row(stale_reads=1)]))[0], "stale")
         self.assertRegex(unmet(build([row(checksum_failures=1)]))[0], "CRC32C")
         self.assertRegex(unmet(build([row(checksums_verified=9)]))[0], "CRC32C")
-        self.assertRegex(unmet(build([row(same_as_cpu=True), row(same_as_cpu=False)]))[0], "cpu backend")
-        self.assertEqual(unmet(build([row(same_as_cpu=True)])), [])
+        same, other = (row(same_as_cpu=value) for value in (True, False))
+        self.assertRegex(unmet(build([same, other]))[0], "cpu backend")
+        self.assertRegex(unmet(build([same], text={"same_as_cpu": False}))[0], "cpu backend")
+        self.assertEqual(unmet(build([same])), [])
+
+    def test_the_table_says_where_the_cpu_backend_differs(self):
+        counts = dict(predicted=9, hit=8, admitted=3, demanded=0, refused_by_cap=1)
+        rows = [row(**counts, same_as_cpu=same, cpu_tokens_equal=2, cpu_nlls_equal=equal, cpu_nll=1.02, cpu_ms_per_step=5.0,
+                    cpu_counts={**counts, "hit": hit}) for same, equal, hit in ((True, 2, 8), (False, 1, 7))]
+        table = reporting.table(build([rows[0]], everything=rows[1], published=rows[0]))
+        self.assertIn("2 of 2 tokens equal, 2 of 2 nlls to the last bit; counts equal; 5 ms", table)
+        self.assertIn("1 of 2 nlls to the last bit; counts differ in hit", table)
+
+    def test_what_the_gpu_read_is_in_the_table_of_the_cuda_backend_alone(self):
+        self.assertIn("The GPU moved 5.0 MiB", reporting.table(build(backend="cuda")))
+        self.assertNotIn("The GPU", reporting.table(build()))
 
     def test_written_whole(self):
         with tempfile.TemporaryDirectory() as directory:

@@ -1,12 +1,10 @@
 """What the demo runs by default."""
 
 import sys
+import tempfile
 import unittest
-from importlib import util
+from pathlib import Path
 from unittest import mock
-
-if not util.find_spec("matplotlib"):
-    raise unittest.SkipTest("matplotlib is missing (tools/demo/requirements.txt)")
 
 import run_demo
 
@@ -30,6 +28,20 @@ class Configurations(unittest.TestCase):
     def test_a_context_that_the_model_has_no_room_for_is_refused(self):
         with self.assertRaises(SystemExit), mock.patch("sys.stderr"):
             self.options("--context", "8192")
+
+    def test_without_matplotlib_the_run_says_so_and_leaves_no_old_plot(self):
+        with tempfile.TemporaryDirectory() as directory, mock.patch.object(run_demo.util, "find_spec", return_value=None):
+            plot = Path(directory) / "plot.png"
+            plot.write_text("of an earlier run")
+            self.assertIn("matplotlib is missing", run_demo.draw_plot({}, plot))
+            self.assertFalse(plot.exists())
+
+    def test_a_backend_that_cannot_run_here_is_named_with_what_it_needs(self):
+        failed = mock.Mock(returncode=1, stderr="no driver\n")
+        with mock.patch.object(run_demo.subprocess, "run", return_value=failed):
+            with self.assertRaisesRegex(run_demo.BackendMissing, "(?s)no driver.*NVIDIA GPU.*--backend=cpu"):
+                run_demo.check_backend("cuda")
+        run_demo.check_backend("cpu")
 
 
 if __name__ == "__main__":
