@@ -151,6 +151,18 @@ absl::Status GpuWorkingSetImpl::CopyPages(LayerIndex layer, RequestSlot slot,
   out->resize(size_t{shape_.kv_heads} * of_slot * shape_.entry_bytes);
   std::byte* to = out->data();
   const uint32_t half = shape_.block_tokens * shape_.key_bytes;
+  if (pages.table == nullptr && pages.token_stride == shape_.key_bytes) {
+    // A page's tokens follow each other and so do the pages: one copy a head instead of one a page.
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h, to += size_t{of_slot} * shape_.entry_bytes) {
+      const int64_t offset = physical[0] * pages.page_stride + h * pages.head_stride;
+      OASISKV_CUDA_RETURN(cudaMemcpy2D(to, shape_.entry_bytes, pages.k + offset, pages.page_stride,
+                                       half, of_slot, cudaMemcpyDeviceToHost));
+      if (shape_.latent) continue;
+      OASISKV_CUDA_RETURN(cudaMemcpy2D(to + half, shape_.entry_bytes, pages.v + offset,
+                                       pages.page_stride, half, of_slot, cudaMemcpyDeviceToHost));
+    }
+    return absl::OkStatus();
+  }
   for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
     for (uint32_t p = 0; p < of_slot; ++p, to += shape_.entry_bytes) {
       const int64_t offset = physical[p] * pages.page_stride + h * pages.head_stride;
