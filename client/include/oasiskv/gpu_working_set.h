@@ -154,11 +154,14 @@ class OASISKV_EXPORT GpuWorkingSet {
   // max_blocks reached is not stored: Error() is CAPACITY.
   virtual absl::Status Append(LayerIndex layer, const void* keys, const void* values,
                               int64_t row_stride, GpuStream stream) = 0;
-  // Queries that predict the next step, [row][query_head][head_dim]; they must stay until the
-  // layer's AttentionDone has passed on `stream`, row_stride in elements.
+  // Queries that predict the next step, [row][query_head][head_dim], row_stride in elements. They
+  // are read beside what follows on `stream`, and must stay until the layer's next Wait has passed
+  // there (or the graph has ended that holds the step).
   virtual absl::Status Submit(LayerIndex layer, const void* queries, GpuQueryType type,
                               int64_t row_stride, GpuStream stream) = 0;
-  // int32 [row][head][k] in device memory, -1 for padding.
+  // int32 [row][head][k] in device memory, best first, which stays as queries do. Only the first K
+  // of a list's candidates (complete blocks, and the local one when it is full) count, each once;
+  // -1 and all other numbers are passed over.
   virtual absl::Status SubmitTopK(LayerIndex layer, const int32_t* topk, uint32_t k,
                                   GpuStream stream) = 0;
   virtual absl::Status AttentionDone(LayerIndex layer, GpuStream stream) = 0;
@@ -176,9 +179,10 @@ class OASISKV_EXPORT GpuWorkingSet {
   virtual absl::StatusOr<GpuLayerView> View(LayerIndex layer) const = 0;
   virtual const GpuWorkingSetOptions& options() const = 0;
   virtual uint32_t fetch_cap() const = 0;
-  // Host-synchronous (a small copy). Counted as WorkingSet counts, but for `late`: here those are the
-  // entries that had not come when late_deadline had passed. What the step stream waited for and got
-  // in time is not known: one stream's wait for another leaves no trace.
+  // Host-synchronous (a small copy). Counted as WorkingSet counts, but for `late`: here those are
+  // the entries that had not come when late_deadline had passed. What the step stream waited for
+  // and got in time is not known: one stream's wait for another leaves no trace. Nor is an empty
+  // prediction a sample of agreement.
   virtual absl::StatusOr<WorkingSetStats> RequestStats(RequestSlot slot) = 0;
   virtual absl::StatusOr<WorkingSetStats> Stats() = 0;  // of all requests so far
   // The first thing that went wrong on the device or in a remote source since the last ClearError.
