@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <optional>
 #include <utility>
 
-#include "client/working_set/select.h"
+#include "tests/gpu/parts_source.h"
 
 namespace oasiskv::gpu_test {
 namespace {
@@ -18,7 +17,7 @@ constexpr uint32_t kNewTokens = 200;
 WorkingSetOptions OptionsOf(const Case& c) {
   WorkingSetOptions o;
   o.geometry.layers = 2;
-  o.geometry.kv_heads = c.packing == Packing::kLatent ? 1 : 2;
+  o.geometry.kv_heads = c.packing == Packing::kLatent ? 1 : c.kv_heads;
   o.geometry.total_kv_heads = o.geometry.kv_heads;
   o.geometry.head_dim = 16;
   o.geometry.block_tokens = 4;
@@ -27,7 +26,7 @@ WorkingSetOptions OptionsOf(const Case& c) {
   o.query_heads = 3 * o.geometry.kv_heads;
   o.resident_blocks = 8;
   o.fetch_ratio = c.ratio;
-  o.mode = c.mode;
+  o.mode = c.miss == GpuMissPolicy::kDemand ? c.mode : SelectionMode::kCapped;
   o.combine = c.combine;
   o.bound_weight = c.bound_weight;
   o.max_requests = 4;
@@ -36,43 +35,22 @@ WorkingSetOptions OptionsOf(const Case& c) {
   return o;
 }
 
-Inputs::Inputs(const WorkingSetOptions& options)
-    : queries_each_(uint64_t{options.max_requests} * options.query_heads *
-                    options.geometry.head_dim),
-      row_bytes_(uint64_t{options.geometry.kv_heads} * options.geometry.key_bytes()),
-      layers_(options.geometry.layers) {
-  token_bytes_ = row_bytes_ * options.max_requests;
-  const auto pinned = [&](uint64_t bytes) {
-    auto buffer = cuda::PinnedBuffer::Create(layers_ * bytes, "a test");
-    EXPECT_TRUE(buffer.ok()) << buffer.status();
-    return *std::move(buffer);
-  };
-  queries_ = pinned(queries_each_ * sizeof(float));
-  truth_ = pinned(queries_each_ * sizeof(float));
-  keys_ = pinned(token_bytes_);
-  values_ = pinned(token_bytes_);
-}
-
-void Inputs::Fill(std::mt19937_64* rng) {
-  for (uint64_t i = 0; i < layers_ * queries_each_; ++i) {
-    queries(0)[i] = static_cast<float>(static_cast<int>((*rng)() % 9) - 4);
-    truth(0)[i] = static_cast<float>(static_cast<int>((*rng)() % 9) - 4);
-  }
-}
-
 Drive::Drive(const Case& c, uint64_t seed) : case_(c), rng_(seed), options_(OptionsOf(c)) {
   auto cpu = WorkingSet::Create(options_);
   EXPECT_TRUE(cpu.ok()) << cpu.status();
   cpu_ = *std::move(cpu);
   GpuWorkingSetOptions gpu_options;
   gpu_options.base = options_;
+  gpu_options.base.mode = c.mode;
+  gpu_options.device = c.device;
   gpu_options.max_new_tokens = kNewTokens;
   gpu_options.remote_sources = c.where != Where::kLocal;
+  const cuda::DeviceScope scope(c.device);
   if (c.layout == Layout::kNhdWithTable) MakePages(&gpu_options);
   auto gpu = GpuWorkingSet::Create(gpu_options);
   EXPECT_TRUE(gpu.ok()) << gpu.status();
   gpu_ = *std::move(gpu);
-  inputs_ = std::make_unique<Inputs>(options_);
+  inputs_ = std::make_unique<Inputs>(options_, c.query_type);
   auto stream = cuda::Stream::Create(0);
   EXPECT_TRUE(stream.ok()) << stream.status();
   stream_ = *std::move(stream);
@@ -110,20 +88,26 @@ void Drive::MakePages(GpuWorkingSetOptions* options) {
   }
 }
 
-void Drive::Join() {
+std::shared_ptr<FakeSource> Drive::MakeSource(uint64_t tokens, uint64_t seed) {
   const Geometry& g = options_.geometry;
-  const uint64_t tokens = rng_() % 120, seed = rng_();
   const bool local =
       case_.where == Where::kLocal || (case_.where == Where::kMixed && joined_ % 2 == 0);
   ++joined_;
+  if (local && case_.parts > 0) {
+    return std::make_shared<PartsSource>(g, tokens, seed, case_.parts);
+  }
+  if (local) return std::make_shared<LocalSource>(g, tokens, seed);
+  auto source = std::make_shared<FakeSource>(g, tokens, seed);
+  source->polls = static_cast<int>(rng_() % 3);
+  return source;
+}
+
+void Drive::Join() {
+  const Geometry& g = options_.geometry;
+  const uint64_t tokens = rng_() % 120, seed = rng_();
   Request request;
   request.cpu = std::make_shared<FakeSource>(g, tokens, seed);
-  if (local) {
-    request.gpu = std::make_shared<LocalSource>(g, tokens, seed);
-  } else {
-    request.gpu = std::make_shared<FakeSource>(g, tokens, seed);
-    request.gpu->polls = static_cast<int>(rng_() % 3);
-  }
+  request.gpu = MakeSource(tokens, seed);
   if (rng_() % 2 == 0 && g.BlocksFor(tokens) > 0) {
     for (FakeSource* source : {request.cpu.get(), request.gpu.get()}) {
       std::mt19937_64 same(seed);
@@ -199,9 +183,14 @@ void Drive::Steps(int steps) {
   }
 }
 
+void Drive::Settle() {
+  const RequestSlot any(requests_.begin()->first);
+  ASSERT_STATUS_OK(gpu_->Snapshot(LayerIndex(0), any).status());
+}
+
 void Drive::Step(const std::vector<RequestSlot>& rows, bool predict) {
-  const Geometry& g = options_.geometry;
   cudaStream_t const stream = stream_.get();
+  Settle();
   inputs_->Fill(&rng_);
   ASSERT_STATUS_OK(gpu_->SetRows(rows, stream));
   // This step's plans take the place of those that an idle request was last part of.
@@ -211,181 +200,61 @@ void Drive::Step(const std::vector<RequestSlot>& rows, bool predict) {
       if (planned == Planned::kLast) planned = Planned::kGone;
     }
   }
-  const uint64_t row = inputs_->row_bytes();
-  std::optional<GpuResolved> resolved;
-  // A prediction that a step without one has passed over is void on the CPU only.
+  // A prediction that a step without one has passed over is void on the CPU only, and an empty list
+  // is no sample of agreement on the GPU.
   const bool sample = std::all_of(
       rows.begin(), rows.end(), [&](RequestSlot slot) { return !requests_[slot.value()].skipped; });
-  for (uint32_t l = 0; l < g.layers; ++l) {
+  for (uint32_t l = 0; l < options_.geometry.layers; ++l) {
     const LayerIndex layer(l);
     ASSERT_STATUS_OK(cpu_->Wait(layer, rows));
     ASSERT_STATUS_OK(gpu_->Wait(layer, stream));
     for (RequestSlot slot : rows) Compare(l, slot);
-    for (size_t r = 0; r < rows.size(); ++r) {
-      Request& request = requests_[rows[r].value()];
-      const uint64_t token = request.next_token[l]++;
-      const auto key = request.cpu->kv().Token(token, l, Half::kKey);
-      const auto value = request.cpu->kv().Token(token, l, Half::kValue);
-      std::memcpy(inputs_->keys(l) + r * row, key.data(), row);
-      std::memcpy(inputs_->values(l) + r * row, value.data(), row);
-    }
-    ASSERT_STATUS_OK(cpu_->Append(layer, rows, inputs_->keys(l), inputs_->values(l)));
-    ASSERT_STATUS_OK(gpu_->Append(layer, inputs_->keys(l), inputs_->values(l), 0, stream));
-    if (options_.mode == SelectionMode::kExact) {
-      ASSERT_STATUS_OK(cpu_->Resolve(layer, rows, inputs_->truth(l)));
-      auto found = gpu_->Resolve(layer, inputs_->truth(l), GpuQueryType::kFloat32, 0,
-                                 GpuMissPolicy::kDemand, stream);
-      ASSERT_TRUE(found.ok()) << found.status();
-      resolved = *found;
-    } else if (sample) {
+    Append(l, rows);
+    if (case_.mode == SelectionMode::kExact) {
+      Resolve(l, rows);
+    } else if (sample && case_.predict == Predict::kQueries) {
       ASSERT_STATUS_OK(cpu_->SampleAgreement(layer, rows, inputs_->truth(l)));
-      ASSERT_STATUS_OK(
-          gpu_->SampleAgreement(layer, inputs_->truth(l), GpuQueryType::kFloat32, 0, stream));
+      ASSERT_STATUS_OK(gpu_->SampleAgreement(layer, inputs_->gpu_truth(l), inputs_->type(),
+                                             inputs_->gpu_row_stride(), stream));
     }
-    const uint64_t row_queries = uint64_t{options_.query_heads} * g.head_dim;
-    for (size_t r = 0; predict && r < rows.size(); ++r) {
-      Request& request = requests_[rows[r].value()];
-      request.predicted[l] = Prediction(request, l, inputs_->queries(l) + r * row_queries);
-    }
-    if (predict) {
-      ASSERT_STATUS_OK(cpu_->Submit(layer, rows, inputs_->queries(l)));
-      ASSERT_STATUS_OK(gpu_->Submit(layer, inputs_->queries(l), GpuQueryType::kFloat32, 0, stream));
-    }
+    if (predict) Predicts(l, rows);
     ASSERT_STATUS_OK(cpu_->AttentionDone(layer, rows));
     ASSERT_STATUS_OK(gpu_->AttentionDone(layer, stream));
     for (RequestSlot slot : rows) requests_[slot.value()].planned[l] = Planned::kLast;
+    if (testing::Test::HasFatalFailure()) return;
   }
   for (RequestSlot slot : rows) requests_[slot.value()].skipped = !predict;
   ASSERT_STATUS_OK(gpu_->EndStep(stream));
-  if (resolved.has_value()) CompareResolved(*resolved, rows);
   ASSERT_STATUS_OK(gpu_->Error());
 }
 
-void Drive::Compare(uint32_t layer, RequestSlot slot) {
-  SCOPED_TRACE("layer " + std::to_string(layer) + ", slot " + std::to_string(slot.value()));
-  const Geometry& g = options_.geometry;
-  const uint32_t k = options_.resident_blocks;
-  auto gpu = gpu_->Snapshot(LayerIndex(layer), slot);
-  auto cpu = cpu_->View(LayerIndex(layer), slot);
-  ASSERT_TRUE(gpu.ok()) << gpu.status();
-  ASSERT_TRUE(cpu.ok()) << cpu.status();
-  ASSERT_EQ(std::vector<int32_t>(cpu->map, cpu->map + g.kv_heads * k), gpu->map);
-  ASSERT_EQ(cpu->local_tokens, gpu->state.local_tokens);
-  ASSERT_EQ(cpu->local_block.value(), gpu->state.complete);
-  for (uint32_t h = 0; h < g.kv_heads; ++h) {
-    for (uint32_t p = 0; p <= k; ++p) {
-      const uint64_t at = (uint64_t{h} * (k + 1) + p) * g.entry_bytes();
-      if (p < k) {
-        if (gpu->map[h * k + p] < 0) continue;
-        ASSERT_EQ(std::memcmp(cpu->pages + at, gpu->pages.data() + at, g.entry_bytes()), 0)
-            << "head " << h << ", page " << p;
-        continue;
-      }
-      const uint64_t valid = uint64_t{cpu->local_tokens} * g.key_bytes();
-      ASSERT_EQ(std::memcmp(cpu->pages + at, gpu->pages.data() + at, valid), 0) << "local keys";
-      if (g.packing == Packing::kLatent) continue;
-      const uint64_t half = at + g.half_entry_bytes();
-      ASSERT_EQ(std::memcmp(cpu->pages + half, gpu->pages.data() + half, valid), 0)
-          << "local values";
-    }
-  }
-  if (requests_[slot.value()].planned[layer] == Planned::kLast &&
-      !requests_[slot.value()].skipped) {
-    ASSERT_EQ(requests_[slot.value()].predicted[layer], gpu->predicted);
-  }
-  ComparePlan(layer, slot, gpu->map);
-}
-
-// What is to be predicted, by definition.
-std::vector<int32_t> Drive::Prediction(const Request& request, uint32_t layer,
-                                       const float* queries) const {
-  const Geometry& g = options_.geometry;
-  const uint64_t tokens = request.next_token[layer];  // the local block counts when it is full
-  const auto candidates = static_cast<uint32_t>(tokens / g.block_tokens);
-  std::vector<int32_t> out;
-  for (uint32_t h = 0; h < g.kv_heads; ++h) {
-    std::vector<int32_t> list = request.model->TopK(layer, h, candidates, queries);
-    list.resize(options_.resident_blocks, -1);
-    if (tokens > 0 && tokens % g.block_tokens == 0) {
-      IncludePromoted(list, static_cast<int32_t>(candidates - 1));
-    }
-    out.insert(out.end(), list.begin(), list.end());
-  }
-  return out;
-}
-
-// What the last plan says is what changed.
-void Drive::ComparePlan(uint32_t layer, RequestSlot slot, const std::vector<int32_t>& map) {
-  std::vector<int32_t>& before = maps_[slot.value()][layer];
-  const Planned planned = std::exchange(requests_[slot.value()].planned[layer], Planned::kNothing);
-  if (planned == Planned::kLast) {
-    auto plan = gpu_->LastPlan(LayerIndex(layer));
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    for (const GpuPlanItem& item : *plan) {
-      if (item.slot != slot.value()) continue;
-      const uint32_t at = item.head * options_.resident_blocks + item.page;
-      EXPECT_EQ(map[at], item.block);
-      EXPECT_EQ(item.flags & ~1, 0);
-      before[at] = item.block;
-    }
-  }
-  // Resolve changes maps without this plan.
-  if (options_.mode == SelectionMode::kCapped && planned != Planned::kGone) {
-    EXPECT_EQ(before, map);
-  }
-  before = map;
-}
-
-void Drive::CompareResolved(const GpuResolved& resolved, const std::vector<RequestSlot>& rows) {
-  const uint32_t layer = options_.geometry.layers - 1, k = options_.resident_blocks;
-  const uint32_t heads = options_.geometry.kv_heads;
-  ASSERT_EQ(cudaStreamSynchronize(stream_.get()), cudaSuccess);
-  auto view = gpu_->View(LayerIndex(layer));
-  ASSERT_TRUE(view.ok());
+void Drive::Append(uint32_t l, const std::vector<RequestSlot>& rows) {
+  const uint64_t row = inputs_->row_bytes();
   for (size_t r = 0; r < rows.size(); ++r) {
-    uint32_t missing = 0;
-    ASSERT_EQ(cudaMemcpy(&missing, resolved.missing + r, sizeof(missing), cudaMemcpyDeviceToHost),
-              cudaSuccess);
-    EXPECT_EQ(missing, 0u);
-    std::vector<int32_t> blocks(heads * k), pages(heads * k);
-    ASSERT_EQ(cudaMemcpy(blocks.data(), resolved.blocks + rows[r].value() * heads * k,
-                         blocks.size() * sizeof(int32_t), cudaMemcpyDeviceToHost),
-              cudaSuccess);
-    ASSERT_EQ(cudaMemcpy(pages.data(), resolved.pages + r * heads * k,
-                         pages.size() * sizeof(int32_t), cudaMemcpyDeviceToHost),
-              cudaSuccess);
-    for (uint32_t i = 0; i < heads * k; ++i) ASSERT_EQ(blocks[i] < 0, pages[i] < 0) << i;
+    Request& request = requests_[rows[r].value()];
+    const uint64_t token = request.next_token[l]++;
+    const auto key = request.cpu->kv().Token(token, l, Half::kKey);
+    const auto value = request.cpu->kv().Token(token, l, Half::kValue);
+    std::memcpy(inputs_->keys(l) + r * row, key.data(), row);
+    std::memcpy(inputs_->values(l) + r * row, value.data(), row);
   }
+  ASSERT_STATUS_OK(cpu_->Append(LayerIndex(l), rows, inputs_->keys(l), inputs_->values(l)));
+  ASSERT_STATUS_OK(
+      gpu_->Append(LayerIndex(l), inputs_->keys(l), inputs_->values(l), 0, stream_.get()));
 }
 
-void Drive::CompareTotals() {
-  for (const auto& [slot, request] : requests_) {
-    SCOPED_TRACE("slot " + std::to_string(slot));
-    const WorkingSetStats cpu = cpu_->RequestStats(RequestSlot(slot));
-    auto found = gpu_->RequestStats(RequestSlot(slot));
-    ASSERT_TRUE(found.ok()) << found.status();
-    const WorkingSetStats& gpu = *found;
-    EXPECT_EQ(cpu.steps, gpu.steps);
-    EXPECT_EQ(cpu.predicted, gpu.predicted);
-    EXPECT_EQ(cpu.hit, gpu.hit);
-    EXPECT_EQ(cpu.admitted, gpu.admitted);
-    EXPECT_EQ(cpu.promoted, gpu.promoted);
-    EXPECT_EQ(cpu.refused_by_cap, gpu.refused_by_cap);
-    EXPECT_EQ(cpu.demanded, gpu.demanded);
-    EXPECT_EQ(cpu.skipped, gpu.skipped);
-    EXPECT_EQ(cpu.bytes_moved, gpu.bytes_moved);
-    EXPECT_EQ(cpu.agreement_samples, gpu.agreement_samples);
-    EXPECT_EQ(request.gpu->wrong(), "");
+void Drive::Resolve(uint32_t l, const std::vector<RequestSlot>& rows) {
+  const LayerIndex layer(l);
+  if (case_.miss == GpuMissPolicy::kDemand) {
+    ASSERT_STATUS_OK(cpu_->Resolve(layer, rows, inputs_->truth(l)));
+  } else {
+    ASSERT_STATUS_OK(cpu_->SampleAgreement(layer, rows, inputs_->truth(l)));
   }
-  // Of those that have left, the cpu backend counts no transfer that Leave cut short.
-  const WorkingSetStats cpu = cpu_->Stats();
-  auto gpu = gpu_->Stats();
-  ASSERT_TRUE(gpu.ok()) << gpu.status();
-  EXPECT_EQ(cpu.steps, gpu->steps);
-  EXPECT_GE(gpu->admitted, cpu.admitted);
-  EXPECT_GE(gpu->promoted, cpu.promoted);
-  EXPECT_GT(cpu.admitted + cpu.demanded, 0u);
-  EXPECT_GT(cpu.promoted, 0u);
+  auto found = gpu_->Resolve(layer, inputs_->gpu_truth(l), inputs_->type(),
+                             inputs_->gpu_row_stride(), case_.miss, stream_.get());
+  ASSERT_TRUE(found.ok()) << found.status();
+  for (RequestSlot slot : rows) Compare(l, slot);
+  CompareResolved(l, *found, rows);
 }
 
 }  // namespace oasiskv::gpu_test

@@ -14,6 +14,7 @@
 #include "common/cuda/handles.h"
 #include "gtest/gtest.h"
 #include "oasiskv/gpu_working_set.h"
+#include "tests/gpu/gpu_inputs.h"
 #include "tests/gpu/local_source.h"
 #include "tests/unit/working_set_model.h"
 
@@ -27,6 +28,7 @@ namespace oasiskv::gpu_test {
 
 enum class Where { kLocal, kRemote, kMixed };
 enum class Layout { kOwn, kNhdWithTable };
+enum class Predict { kQueries, kLists };  // what predicts the next step: Submit or SubmitTopK
 
 struct Case {
   std::string name = "default";
@@ -38,27 +40,17 @@ struct Case {
   double bound_weight = 1.0;
   Where where = Where::kLocal;
   Layout layout = Layout::kOwn;
+  Predict predict = Predict::kQueries;
+  GpuQueryType query_type = GpuQueryType::kFloat32;
+  // kExact: with kDrop and kReport the cpu backend runs capped, for that is what the GPU's pages do
+  // then, whatever is resolved.
+  GpuMissPolicy miss = GpuMissPolicy::kDemand;
+  uint32_t kv_heads = 2;
+  uint32_t parts = 0;  // of a source in local memory; 0: one, the rank's heads and no others
+  int device = 0;
 };
 
 WorkingSetOptions OptionsOf(const Case& c);
-
-// Queries and tokens of one step, in pinned memory that the GPU reads in place.
-class Inputs {
- public:
-  explicit Inputs(const WorkingSetOptions& options);
-  // Queries: random whole numbers, so that sums are exact.
-  void Fill(std::mt19937_64* rng);
-  float* queries(uint32_t layer) const { return queries_.As<float>() + layer * queries_each_; }
-  float* truth(uint32_t layer) const { return truth_.As<float>() + layer * queries_each_; }
-  std::byte* keys(uint32_t layer) const { return keys_.data() + layer * token_bytes_; }
-  std::byte* values(uint32_t layer) const { return values_.data() + layer * token_bytes_; }
-  uint64_t row_bytes() const { return row_bytes_; }
-
- private:
-  uint64_t queries_each_ = 0, token_bytes_ = 0, row_bytes_ = 0;
-  uint32_t layers_ = 0;
-  cuda::PinnedBuffer queries_, truth_, keys_, values_;
-};
 
 // Thread contract: one thread.
 class Drive {
@@ -81,6 +73,7 @@ class Drive {
     std::vector<std::vector<int32_t>> predicted;  // by layer, in the step that planned
     std::unique_ptr<RequestModel> model;
     bool skipped = false;  // its last step predicted nothing
+    uint64_t missing = 0;  // blocks that Resolve left out
   };
   struct Given {  // memory of an engine's own
     cuda::DeviceBuffer k, v, table;
@@ -89,16 +82,31 @@ class Drive {
   void MakePages(GpuWorkingSetOptions* options);
   void Churn();
   void Join();
+  std::shared_ptr<FakeSource> MakeSource(uint64_t tokens, uint64_t seed);
+  // Until the GPU has read the last step's inputs.
+  void Settle();
   void Step(const std::vector<RequestSlot>& rows, bool predict);
+  void Append(uint32_t layer, const std::vector<RequestSlot>& rows);
+  void Resolve(uint32_t layer, const std::vector<RequestSlot>& rows);
+  void Predicts(uint32_t layer, const std::vector<RequestSlot>& rows);
+  void SubmitLists(uint32_t layer, const std::vector<RequestSlot>& rows);
   void Compare(uint32_t layer, RequestSlot slot);
+  // Places and numbers of blocks of one head's list; the CPU's gets those that it takes.
+  void FillList(const Request& request, uint32_t layer, uint32_t k, int32_t* gpu, int32_t* cpu);
+  // What is to be predicted, by definition, from `ranked` of every head.
   std::vector<int32_t> Prediction(const Request& request, uint32_t layer,
-                                  const float* queries) const;
+                                  std::vector<std::vector<int32_t>> ranked) const;
+  // Blocks that may be predicted: the local one counts when it is full.
+  uint32_t Candidates(const Request& request, uint32_t layer) const {
+    return static_cast<uint32_t>(request.next_token[layer] / options_.geometry.block_tokens);
+  }
   void ComparePlan(uint32_t layer, RequestSlot slot, const std::vector<int32_t>& map);
-  void CompareResolved(const GpuResolved& resolved, const std::vector<RequestSlot>& rows);
+  void CompareResolved(uint32_t layer, const GpuResolved& resolved,
+                       const std::vector<RequestSlot>& rows);
 
   const Case case_;
   std::mt19937_64 rng_;
-  WorkingSetOptions options_;
+  WorkingSetOptions options_;  // of the cpu backend
   std::unique_ptr<WorkingSet> cpu_;
   std::vector<Given> given_;
   std::unique_ptr<GpuWorkingSet> gpu_;
@@ -106,7 +114,7 @@ class Drive {
   cuda::Stream stream_;
   std::map<uint32_t, Request> requests_;                        // by slot
   std::map<uint32_t, std::vector<std::vector<int32_t>>> maps_;  // by slot and layer, of the GPU
-  uint64_t joined_ = 0;
+  uint64_t joined_ = 0, missing_ = 0;
 };
 
 }  // namespace oasiskv::gpu_test

@@ -5,6 +5,7 @@
 #include "gtest/gtest.h"
 #include "oasiskv/error.h"
 #include "tests/gpu/gpu_drive.h"
+#include "tests/gpu/parts_source.h"
 #include "tests/gpu/transfer_rig.h"
 
 namespace oasiskv::gpu_test {
@@ -15,9 +16,10 @@ class GpuFaultsTest : public testing::Test {
  protected:
   void SetUp() override { OASISKV_NEEDS_GPU(); }
 
-  void Make(LatePolicy late, LossPolicy loss, std::chrono::nanoseconds deadline) {
+  void Make(LatePolicy late, LossPolicy loss, std::chrono::nanoseconds deadline,
+            uint32_t kv_heads = 2) {
     GpuWorkingSetOptions o;
-    o.base = OptionsOf(Case{.ratio = 1.0});
+    o.base = OptionsOf(Case{.ratio = 1.0, .kv_heads = kv_heads});
     o.base.geometry.layers = 1;
     o.base.late = late;
     o.base.loss = loss;
@@ -30,9 +32,9 @@ class GpuFaultsTest : public testing::Test {
     ASSERT_TRUE(stream.ok());
     stream_ = *std::move(stream);
   }
-  template <typename Source>
-  std::shared_ptr<Source> Admit() {
-    auto source = std::make_shared<Source>(ws_->options().base.geometry, 80, 9);
+  template <typename Source, typename... More>
+  std::shared_ptr<Source> Admit(More... more) {
+    auto source = std::make_shared<Source>(ws_->options().base.geometry, 80, 9, more...);
     auto slot = ws_->Admit(source);
     EXPECT_TRUE(slot.ok()) << slot.status();
     if (slot.ok()) slot_ = *slot;
@@ -119,12 +121,44 @@ TEST_F(GpuFaultsTest, LateBlocksAreSkippedWithoutAnError) {
   ExpectTrueMap(*source);
 }
 
+// One head, so that both fetch the same: else the GPU holds what it fetched for another one.
+TEST_F(GpuFaultsTest, LateBlocksAreCountedAsOnTheCpu) {
+  Make(LatePolicy::kSkip, LossPolicy::kFail, std::chrono::milliseconds(200), 1);
+  auto source = Admit<FakeSource>();
+  auto cpu = WorkingSet::Create(ws_->options().base);
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  auto cpu_source = std::make_shared<FakeSource>(ws_->options().base.geometry, 80, 9);
+  auto cpu_slot = (*cpu)->Admit(cpu_source);
+  ASSERT_TRUE(cpu_slot.ok()) << cpu_slot.status();
+  source->Close();
+  cpu_source->Close();
+  Step();
+  const std::span<const RequestSlot> row(&*cpu_slot, 1);
+  ASSERT_STATUS_OK((*cpu)->Submit(LayerIndex(0), row, inputs_->queries(0)));
+  ASSERT_STATUS_OK((*cpu)->AttentionDone(LayerIndex(0), row));
+  ASSERT_STATUS_OK((*cpu)->Wait(LayerIndex(0), row));
+  const WorkingSetStats want = (*cpu)->Stats(), stats = Stats();
+  EXPECT_GT(want.late, 0u);
+  EXPECT_EQ(stats.late, want.late);
+  EXPECT_EQ(stats.skipped, want.skipped);
+  EXPECT_EQ(stats.admitted, want.admitted);
+  EXPECT_EQ(stats.bytes_used, want.bytes_used);
+  source->Open();
+  Step();
+  Step();
+  EXPECT_TRUE(ws_->Error().ok()) << ws_->Error();
+  EXPECT_EQ(Stats().late, want.late);
+  EXPECT_GT(Stats().bytes_used, 0u);
+}
+
 TEST_F(GpuFaultsTest, ALostSourceIsReported) {
   Make(LatePolicy::kWait, LossPolicy::kFail, std::chrono::seconds(60));
   auto source = Admit<FakeSource>();
   source->FailFetches(MakeError(ErrorCode::kPeerLost, "gone"));
   Step();  // ends long before the limit
   EXPECT_EQ(ErrorCodeOf(ws_->Error()), ErrorCode::kPeerLost) << ws_->Error();
+  EXPECT_GT(Stats().skipped, 0u);
+  EXPECT_EQ(Stats().late, 0u);
   ExpectTrueMap(*source);
 }
 
@@ -177,6 +211,18 @@ TEST_F(GpuFaultsTest, AStaleGrantEmptiesThePages) {
   auto stale = std::make_shared<LocalSource>(ws_->options().base.geometry, 80, 9);
   stale->SetWord(0);
   EXPECT_EQ(ErrorCodeOf(ws_->Admit(stale).status()), ErrorCode::kStale);
+}
+
+TEST_F(GpuFaultsTest, AStaleGrantOfOnePartEmptiesThePages) {
+  Make(LatePolicy::kWait, LossPolicy::kFail, std::chrono::seconds(60));
+  auto source = Admit<PartsSource>(2u);
+  source->SetWord(1, 0);
+  Step();
+  EXPECT_EQ(ErrorCodeOf(ws_->Error()), ErrorCode::kStale) << ws_->Error();
+  EXPECT_EQ(Stats().admitted, 0u);  // of the other part, whose word stands, neither
+  ExpectTrueMap(*source);
+  const auto stale = ws_->Admit(source);
+  EXPECT_EQ(ErrorCodeOf(stale.status()), ErrorCode::kStale) << stale.status();
 }
 
 TEST_F(GpuFaultsTest, WrongArgumentsAreRefused) {

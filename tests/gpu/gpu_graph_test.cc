@@ -56,6 +56,8 @@ class GraphDrive {
     EXPECT_EQ(one->refused_by_cap, other->refused_by_cap);
     EXPECT_EQ(one->demanded, other->demanded);
     EXPECT_EQ(one->agreement_samples, other->agreement_samples);
+    EXPECT_EQ(one->bytes_used, other->bytes_used);
+    EXPECT_GT(one->bytes_used, 0u);
     EXPECT_GT(one->promoted, 0u);
     EXPECT_GT(left_, 10);
   }

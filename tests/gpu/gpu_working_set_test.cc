@@ -42,18 +42,67 @@ INSTANTIATE_TEST_SUITE_P(
              .layout = Layout::kNhdWithTable}),
     [](const auto& one) { return one.param.name; });
 
-TEST(GpuWorkingSetTest, TwoAtOnceDoNotMeet) {
-  OASISKV_NEEDS_GPU();
-  Drive one(Case{.name = "one"}, 5);
-  Drive other(Case{.name = "other", .ratio = 1.0, .where = Where::kMixed}, 6);
-  for (int i = 0; i < 10; ++i) {
-    one.Steps(3);
-    other.Steps(3);
-    if (testing::Test::HasFailure()) return;
-  }
-  one.CompareTotals();
-  other.CompareTotals();
-}
+INSTANTIATE_TEST_SUITE_P(Lists, PlansTest,
+                         testing::Values(Case{.name = "lists", .predict = Predict::kLists},
+                                         Case{.name = "lists_mixed_no_cap",
+                                              .ratio = 1.0,
+                                              .where = Where::kMixed,
+                                              .predict = Predict::kLists},
+                                         Case{.name = "lists_latent_remote",
+                                              .packing = Packing::kLatent,
+                                              .where = Where::kRemote,
+                                              .predict = Predict::kLists},
+                                         Case{.name = "lists_exact",
+                                              .mode = SelectionMode::kExact,
+                                              .predict = Predict::kLists}),
+                         [](const auto& one) { return one.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(QueryTypes, PlansTest,
+                         testing::Values(Case{.name = "bfloat16_queries",
+                                              .query_type = GpuQueryType::kBFloat16},
+                                         Case{.name = "float16_queries",
+                                              .element = ElementType::kFloat16,
+                                              .combine = GroupCombine::kSum,
+                                              .query_type = GpuQueryType::kFloat16},
+                                         Case{.name = "bfloat16_queries_exact",
+                                              .mode = SelectionMode::kExact,
+                                              .where = Where::kMixed,
+                                              .query_type = GpuQueryType::kBFloat16},
+                                         Case{.name = "float16_queries_latent_exact",
+                                              .packing = Packing::kLatent,
+                                              .mode = SelectionMode::kExact,
+                                              .query_type = GpuQueryType::kFloat16}),
+                         [](const auto& one) { return one.param.name; });
+
+// Nothing moves for what Resolve leaves out: maps, pages, plans and counts are those of a capped
+// cpu backend, and what is resolved is the top-K by definition.
+INSTANTIATE_TEST_SUITE_P(
+    Misses, PlansTest,
+    testing::Values(
+        Case{.name = "drop", .mode = SelectionMode::kExact, .miss = GpuMissPolicy::kDrop},
+        Case{.name = "drop_remote",
+             .mode = SelectionMode::kExact,
+             .where = Where::kRemote,
+             .query_type = GpuQueryType::kFloat16,
+             .miss = GpuMissPolicy::kDrop},
+        Case{.name = "report", .mode = SelectionMode::kExact, .miss = GpuMissPolicy::kReport},
+        Case{.name = "report_engine_pages",
+             .mode = SelectionMode::kExact,
+             .where = Where::kMixed,
+             .layout = Layout::kNhdWithTable,
+             .miss = GpuMissPolicy::kReport}),
+    [](const auto& one) { return one.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Parts, PlansTest,
+                         testing::Values(Case{.name = "head_range", .parts = 1},
+                                         Case{.name = "shards", .kv_heads = 4, .parts = 3},
+                                         Case{.name = "shards_exact",
+                                              .mode = SelectionMode::kExact,
+                                              .where = Where::kMixed,
+                                              .layout = Layout::kNhdWithTable,
+                                              .kv_heads = 5,
+                                              .parts = 2}),
+                         [](const auto& one) { return one.param.name; });
 
 }  // namespace
 }  // namespace oasiskv::gpu_test
