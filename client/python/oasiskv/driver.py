@@ -5,6 +5,8 @@ import ctypes
 
 import numpy as np
 
+from oasiskv.device import DeviceArray
+
 
 class DriverMissing(RuntimeError):
     """This machine has no GPU, or no driver for it."""
@@ -49,6 +51,15 @@ class Driver:
         out = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(out), 1)
         return out.value
+
+    def read(self, array: DeviceArray) -> np.ndarray:
+        """A host copy of a C-contiguous array in GPU memory. Does not wait for what writes it: synchronize() does."""
+        if array.strides is not None:
+            raise ValueError(f"{array} is not known to be C-contiguous")
+        out = np.empty(array.shape, f"{'u' if array.kind == 'bf' else array.kind}{array.itemsize}")
+        self._call("cuMemcpyDtoH_v2", ctypes.c_void_p(out.ctypes.data), ctypes.c_uint64(array.address),
+                   ctypes.c_size_t(out.nbytes))
+        return out
 
     def synchronize(self, stream: int) -> None:
         self._call("cuStreamSynchronize", ctypes.c_void_p(stream))

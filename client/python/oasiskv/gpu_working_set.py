@@ -141,6 +141,8 @@ class GpuWorkingSet(Handle):
                     0, array.shape[1] * array.shape[2]):
                 raise ValueError(f"topk is {array}; contiguous int32 [rows, kv_heads, k] is needed")
             topk, k = array.address, array.shape[2]
+        elif k is None:
+            raise ValueError("topk is a bare address, but k is not given; it goes with an address")
         call("gpu_working_set_submit_topk", self.raw, layer, topk, k, stream_handle(stream))
 
     def attention_done(self, layer: int, stream=None) -> None:

@@ -64,13 +64,14 @@ class GpuTest(unittest.TestCase):
                     cpu.attention_done(layer, slot)
                     gpu.attention_done(layer, self.stream)
                 gpu.end_step(self.stream)
-                self.driver.synchronize(self.stream)
+                gpu.snapshot(0, slot)  # waits for predict, too, which reads the queries beside the stream
                 gpu.check()
             for layer in range(GEOMETRY.layers):
                 cpu.wait(layer, slot)
                 self.compare(cpu, gpu, layer, slot)
             one, other = cpu.stats(), gpu.stats(slot)
-            for counter in ("steps", "predicted", "hit", "admitted", "promoted", "refused_by_cap", "demanded"):
+            for counter in ("steps", "predicted", "hit", "admitted", "promoted", "refused_by_cap", "demanded",
+                            "bytes_moved", "bytes_used"):
                 self.assertEqual(one[counter], other[counter], counter)
             self.assertGreater(one["admitted"] + one["demanded"], 0)
             gpu.leave(slot)
