@@ -1,6 +1,5 @@
 #include "client/working_set/float8_summary.h"
 
-#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -9,57 +8,50 @@
 namespace oasiskv {
 namespace {
 
-constexpr uint32_t kChunk = 256;  // elements at a time
+// The codes of all numbers of 16 bits, rounded down and up: what a model's keys are made of lies in
+// a few KiB of it.
+using Codes = std::array<std::array<uint8_t, 65536>, 2>;
 
-// A loop that is vectorised: numbers of one width in, E4M3 out.
-template <typename Format, typename Bits>
-[[gnu::always_inline]] inline void Convert(const std::byte* from, uint32_t count, bool up,
-                                           std::byte* to) {
-  Bits in[kChunk];
-  uint8_t out[kChunk];
-  for (uint32_t first = 0; first < count; first += kChunk) {
-    const uint32_t n = std::min(kChunk, count - first);
-    std::memcpy(in, from + size_t{first} * sizeof(Bits), n * sizeof(Bits));
-    for (uint32_t i = 0; i < n; ++i) out[i] = static_cast<uint8_t>(Format::ToFloat8(in[i], up));
-    std::memcpy(to + first, out, n);
+template <typename Format>
+const Codes& CodesOf() {
+  static const Codes codes = [] {
+    Codes out;
+    for (uint32_t bits = 0; bits < 65536; ++bits) {
+      out[0][bits] = static_cast<uint8_t>(Format::ToFloat8(bits, false));
+      out[1][bits] = static_cast<uint8_t>(Format::ToFloat8(bits, true));
+    }
+    return out;
+  }();
+  return codes;
+}
+
+// take(i, code) for each number i of a summary.
+template <typename Format, typename Take>
+void EachOf16Bits(uint32_t head_dim, const std::byte* summary, const Take& take) {
+  const Codes& codes = CodesOf<Format>();
+  for (uint32_t i = 0; i < 2 * head_dim; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, summary + size_t{i} * sizeof(bits), sizeof(bits));
+    take(i, codes[i < head_dim ? 0 : 1][bits]);
   }
 }
 
-[[gnu::always_inline]] inline void ConvertSummary(ElementType type, uint32_t head_dim,
-                                                  const std::byte* summary, std::byte* float8) {
-  const std::byte* const max = summary + size_t{head_dim} * ElementBytes(type);
+template <typename Take>
+void EachCode(ElementType type, uint32_t head_dim, const std::byte* summary, const Take& take) {
   switch (type) {
     case ElementType::kFloat16:
-      Convert<Float16Format, uint16_t>(summary, head_dim, false, float8);
-      return Convert<Float16Format, uint16_t>(max, head_dim, true, float8 + head_dim);
+      return EachOf16Bits<Float16Format>(head_dim, summary, take);
     case ElementType::kBFloat16:
-      Convert<BFloat16Format, uint16_t>(summary, head_dim, false, float8);
-      return Convert<BFloat16Format, uint16_t>(max, head_dim, true, float8 + head_dim);
+      return EachOf16Bits<BFloat16Format>(head_dim, summary, take);
     case ElementType::kFloat32:
     case ElementType::kUnspecified:
-      Convert<Float32Format, uint32_t>(summary, head_dim, false, float8);
-      return Convert<Float32Format, uint32_t>(max, head_dim, true, float8 + head_dim);
+      break;
   }
-}
-
-void ConvertPlain(ElementType type, uint32_t head_dim, const std::byte* summary,
-                  std::byte* float8) {
-  ConvertSummary(type, head_dim, summary, float8);
-}
-
-#if defined(__x86_64__)
-// It has shifts by a number for each element.
-__attribute__((target("avx2"))) void ConvertAvx2(ElementType type, uint32_t head_dim,
-                                                 const std::byte* summary, std::byte* float8) {
-  ConvertSummary(type, head_dim, summary, float8);
-}
-#endif
-
-auto FastestConvert() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return ConvertAvx2;
-#endif
-  return ConvertPlain;
+  for (uint32_t i = 0; i < 2 * head_dim; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, summary + size_t{i} * sizeof(bits), sizeof(bits));
+    take(i, static_cast<uint8_t>(Float32Format::ToFloat8(bits, i >= head_dim)));
+  }
 }
 
 // An E4M3 number in `type`: there it is a normal one, zero or NaN.
@@ -76,10 +68,10 @@ uint32_t ElementBits(ElementType type, uint8_t code) {
   return sign | (field - 112) << 10 | (bits >> 13 & 0x3ff);
 }
 
-using Table = std::array<uint32_t, 256>;
-const Table& ElementTable(ElementType type) {
-  static const std::array<Table, 3> tables = [] {
-    std::array<Table, 3> out;
+using Elements = std::array<uint32_t, 256>;
+const Elements& ElementsOf(ElementType type) {
+  static const std::array<Elements, 3> elements = [] {
+    std::array<Elements, 3> out;
     for (size_t t = 0; t < out.size(); ++t) {
       for (uint32_t code = 0; code < 256; ++code) {
         out[t][code] = ElementBits(static_cast<ElementType>(t + 1), static_cast<uint8_t>(code));
@@ -87,7 +79,7 @@ const Table& ElementTable(ElementType type) {
     }
     return out;
   }();
-  return tables[static_cast<size_t>(type) - 1];
+  return elements[static_cast<size_t>(type) - 1];
 }
 
 }  // namespace
@@ -111,28 +103,16 @@ float Float8ToFloat(uint8_t code) {
 
 void SummaryToFloat8(ElementType type, uint32_t head_dim, const std::byte* summary,
                      std::byte* float8) {
-  static const auto convert = FastestConvert();
-  convert(type, head_dim, summary, float8);
+  EachCode(type, head_dim, summary,
+           [&](uint32_t i, uint8_t code) { float8[i] = static_cast<std::byte>(code); });
 }
 
 void RoundSummaryToFloat8(ElementType type, uint32_t head_dim, std::byte* summary) {
-  const Table& table = ElementTable(type);
+  const Elements& elements = ElementsOf(type);
   const uint32_t bytes = ElementBytes(type);
-  std::byte codes[kChunk];
-  // Halves apart, so that a chunk of each is whole.
-  for (uint32_t first = 0; first < head_dim; first += kChunk / 2) {
-    const uint32_t n = std::min(kChunk / 2, head_dim - first);
-    std::byte* const min = summary + size_t{first} * bytes;
-    std::byte* const max = min + size_t{head_dim} * bytes;
-    std::byte both[kChunk * sizeof(float)];
-    std::memcpy(both, min, n * bytes);
-    std::memcpy(both + n * bytes, max, n * bytes);
-    SummaryToFloat8(type, n, both, codes);
-    for (uint32_t i = 0; i < n; ++i) {
-      std::memcpy(min + i * bytes, &table[static_cast<uint8_t>(codes[i])], bytes);
-      std::memcpy(max + i * bytes, &table[static_cast<uint8_t>(codes[n + i])], bytes);
-    }
-  }
+  EachCode(type, head_dim, summary, [&](uint32_t i, uint8_t code) {
+    std::memcpy(summary + size_t{i} * bytes, &elements[code], bytes);
+  });
 }
 
 }  // namespace oasiskv
