@@ -250,11 +250,21 @@ void Drive::Resolve(uint32_t l, const std::vector<RequestSlot>& rows) {
   } else {
     ASSERT_STATUS_OK(cpu_->SampleAgreement(layer, rows, inputs_->truth(l)));
   }
+  const auto fetches = [&] {
+    int all = 0;
+    for (const auto& [_, request] : requests_) all += request.gpu->fetches();
+    return all;
+  };
+  const int before = fetches();
   auto found = gpu_->Resolve(layer, inputs_->gpu_truth(l), inputs_->type(),
                              inputs_->gpu_row_stride(), case_.miss, stream_.get());
   ASSERT_TRUE(found.ok()) << found.status();
   for (RequestSlot slot : rows) Compare(l, slot);
   CompareResolved(l, *found, rows);
+  // At the first layer no transfer of this step is under way yet.
+  if (l == 0 && case_.miss != GpuMissPolicy::kDemand) {
+    EXPECT_EQ(fetches(), before);
+  }
 }
 
 }  // namespace oasiskv::gpu_test
