@@ -1,6 +1,7 @@
 #include "client/working_set/score.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "client/working_set/element.h"
@@ -58,8 +59,8 @@ void ScalarKernel(ElementType type, uint32_t head_dim, const Box& box, const std
       float low = LoadElement(type, summary, d);
       float high = LoadElement(type, summary, uint64_t{head_dim} + d);
       box.Shrink(low, high);
-      const float a = q[d] * low, b = q[d] * high;
-      lanes[d % kLanes] += a > b ? a : b;
+      float& lane = lanes[d % kLanes];
+      lane = std::fma(q[d], std::signbit(q[d]) ? low : high, lane);
     }
     sums[h] = Fold(lanes);
   }
@@ -67,8 +68,9 @@ void ScalarKernel(ElementType type, uint32_t head_dim, const Box& box, const std
 
 #if defined(__x86_64__)
 
-// No "fma" here: a fused multiply-add would round otherwise than the scalar code.
-#define OASISKV_AVX2 __attribute__((target("avx2,f16c")))
+// Where a product and a sum are rounded apart, only -ffp-contract=off (CMakeLists.txt) keeps the
+// compiler from fusing them, intrinsics or not.
+#define OASISKV_AVX2 __attribute__((target("avx2,fma,f16c")))
 
 OASISKV_AVX2 inline __m256 Load8(ElementType type, const std::byte* base, uint64_t index) {
   if (type == ElementType::kFloat32) {
@@ -100,7 +102,7 @@ struct Tail {
 };
 
 OASISKV_AVX2 inline __m256 Bound8(__m256 sum, __m256 q, __m256 low, __m256 high) {
-  return _mm256_add_ps(sum, _mm256_max_ps(_mm256_mul_ps(q, low), _mm256_mul_ps(q, high)));
+  return _mm256_fmadd_ps(q, _mm256_blendv_ps(high, low, q), sum);
 }
 
 OASISKV_AVX2 inline void Shrink8(const Box& box, __m256& low, __m256& high) {
@@ -213,7 +215,7 @@ bool ScoreKernelSupported(ScoreKernel kernel) {
 #if defined(__x86_64__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
-  return f16c && __builtin_cpu_supports("avx2");
+  return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
   return false;
 #endif

@@ -26,17 +26,18 @@ struct ScoreInput {
   double bound_weight = kDefaultBoundWeight;  // selection.h
 };
 
-// scores[b] = combine over the group of sum_d max(q_d * low_d, q_d * high_d). With a bound weight
-// of 1 low and high are the summary's min and max, and a head's sum is an upper bound of q.k over
-// the block's keys. A smaller weight a shrinks that box about its middle, in float32:
+// scores[b] = combine over the group of sum_d q_d * bound_d, where bound is low_d for a negative q_d
+// (by its sign bit) and high_d otherwise: the greatest product that a key of the box has. With a
+// bound weight of 1 low and high are the summary's min and max, and a head's sum is an upper bound
+// of q.k over the block's keys. A smaller weight a shrinks that box about its middle, in float32:
 //   low = (1 + a)/2 * min + (1 - a)/2 * max,   high = (1 + a)/2 * max + (1 - a)/2 * min.
 // kNormalizedMax: the greatest over the group of the head's sum less that head's greatest sum over
 // the blocks, at most 0; the best block of each head has 0, also where it is infinite. `scratch`
 // holds memory only.
 //
-// The order of the additions is fixed, so that every implementation gives the same bits: 16
-// partial sums, dimension d into sum d % 16 by rising d, then folded 8, 4, 2, 1; heads are combined
-// by rising head. max(a, b) is `a > b ? a : b`. A NaN of one head makes the block's score NaN.
+// The arithmetic is fixed, so that every implementation gives the same bits: 16 partial sums,
+// dimension d into sum d % 16 by rising d with one rounding (a fused multiply-add), then folded 8,
+// 4, 2, 1; heads are combined by rising head. A NaN of one head makes the block's score NaN.
 void ScoreBlocks(const ScoreInput& input, float* scores, std::vector<float>& scratch);
 
 // The implementations behind ScoreBlocks, for tests that compare them.

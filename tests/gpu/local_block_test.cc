@@ -1,6 +1,7 @@
 // The local block: tokens that enter it, its summary, and its way back into host memory.
 #include <gmock/gmock.h>
 
+#include "client/working_set/float8_summary.h"
 #include "client/working_set/summary.h"
 #include "tests/gpu/transfer_rig.h"
 
@@ -13,12 +14,20 @@ using gpu_test::PageLayout;
 using gpu_test::Rig;
 using gpu_test::RigOptions;
 
-// The summary that the cpu backend makes of a contiguous entry.
+// The summary that the cpu backend makes of a contiguous entry: as keys, and as the pool has it.
 std::vector<std::byte> CpuSummary(const Rig& rig, const std::byte* entry) {
-  std::vector<std::byte> summary(rig.shape.summary_bytes);
+  std::vector<std::byte> summary(2 * rig.shape.key_bytes);
   SummariseKeys(static_cast<ElementType>(rig.shape.element), rig.shape.head_dim, entry,
                 rig.shape.key_bytes, rig.shape.block_tokens, summary.data());
   return summary;
+}
+std::vector<std::byte> PoolSummary(const Rig& rig, const std::byte* entry) {
+  const std::vector<std::byte> summary = CpuSummary(rig, entry);
+  if (rig.shape.summaries == SummaryType::kAsKeys) return summary;
+  std::vector<std::byte> float8(rig.shape.summary_bytes);
+  SummaryToFloat8(static_cast<ElementType>(rig.shape.element), rig.shape.head_dim, summary.data(),
+                  float8.data());
+  return float8;
 }
 
 std::vector<std::byte> Slice(const std::vector<std::byte>& all, size_t at, size_t size) {
@@ -78,7 +87,7 @@ TEST_P(AppendTest, TokensLandAndFullBlocksAreSummarised) {
       if (++state.local_tokens < shape.block_tokens) continue;
       for (uint32_t h = 0; h < shape.kv_heads; ++h) {
         const auto entry = rig.PageOf(rig.pool.host, slots[r], h, shape.resident);
-        const auto summary = CpuSummary(rig, entry.data());
+        const auto summary = PoolSummary(rig, entry.data());
         std::copy(summary.begin(), summary.end(),
                   summaries.begin() + SummaryAt(rig, slots[r], h, state.complete));
       }
@@ -98,15 +107,29 @@ TEST_P(AppendTest, TokensLandAndFullBlocksAreSummarised) {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, AppendTest,
-    ::testing::Values(Case{"Bf16", {}, 0}, Case{"Unaligned", {.head_dim = 128}, 3},
-                      Case{"Float16Nhd",
-                           {.kv_heads = 11,
-                            .element = gpu::Element::kFloat16,
-                            .layout = PageLayout::kNhd,
-                            .table = true},
-                           0},
-                      Case{"Float32", {.head_dim = 12, .element = gpu::Element::kFloat32}, 0},
-                      Case{"Latent", {.head_dim = 576, .latent = true}, 0}),
+    ::testing::Values(
+        Case{"Bf16", {}, 0}, Case{"Unaligned", {.head_dim = 128}, 3},
+        Case{"Float16Nhd",
+             {.kv_heads = 11,
+              .element = gpu::Element::kFloat16,
+              .layout = PageLayout::kNhd,
+              .table = true},
+             0},
+        Case{"Float32", {.head_dim = 12, .element = gpu::Element::kFloat32}, 0},
+        Case{"Latent", {.head_dim = 576, .latent = true}, 0},
+        Case{"Bf16Float8", {.summaries = SummaryType::kFloat8}, 0},
+        Case{"Float16Float8",
+             {.head_dim = 144,
+              .element = gpu::Element::kFloat16,
+              .summaries = SummaryType::kFloat8,
+              .layout = PageLayout::kNhd},
+             0},
+        Case{"Float32Float8",
+             {.head_dim = 48, .element = gpu::Element::kFloat32, .summaries = SummaryType::kFloat8},
+             0},
+        Case{"LatentFloat8",
+             {.head_dim = 576, .summaries = SummaryType::kFloat8, .latent = true},
+             0}),
     [](const auto& c) { return std::string(c.param.name); });
 
 TEST(LocalBlockTest, AnEngineThatWroteTheTokenItselfMovesTheBooksOnly) {
@@ -150,8 +173,6 @@ TEST_P(WriteBackTest, EntriesAndSummariesOfPromotedRowsOnly) {
   OASISKV_NEEDS_GPU();
   Rig rig(GetParam().options);
   const gpu::Shape& shape = rig.shape;
-  FillRandom(rig.random, rig.summaries.host);
-  rig.summaries.Upload();
   rig.SetRows({0, 2, 1});
   for (int32_t s : {2, 1}) {
     rig.state.host[s].promoted = rig.state.host[s].complete = 5 + s;
@@ -171,8 +192,8 @@ TEST_P(WriteBackTest, EntriesAndSummariesOfPromotedRowsOnly) {
       const auto entry = rig.PageOf(rig.pool.host, s, h, shape.resident);
       expect(rig.Entry(s, h, 5 + s), entry.data(), entry.size());
       if (!summaries) continue;
-      expect(rig.Summary(s, h, 5 + s), &rig.summaries.host[SummaryAt(rig, s, h, 5 + s)],
-             shape.summary_bytes);
+      const auto summary = CpuSummary(rig, entry.data());
+      expect(rig.Summary(s, h, 5 + s), summary.data(), summary.size());
     }
   }
   ASSERT_LAUNCHED(gpu::WriteBack(shape, rig.layer, rig.mem, rig.rows, rig.sources.device(),
@@ -188,6 +209,7 @@ INSTANTIATE_TEST_SUITE_P(
                       WriteBackCase{
                           "NhdTogether",
                           {.kv_heads = 9, .layout = PageLayout::kNhdTogether, .table = true}},
+                      WriteBackCase{"Float8", {.summaries = SummaryType::kFloat8}},
                       WriteBackCase{"FramePerLayer", {.head_dim = 128, .frame_per_layer = true}},
                       WriteBackCase{"Latent", {.head_dim = 576, .latent = true}}),
     [](const auto& c) { return std::string(c.param.name); });

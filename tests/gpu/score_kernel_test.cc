@@ -34,10 +34,10 @@ void ExpectSame(ScoreRig& rig, const ScoreOptions& options, const ScoreTuning& t
   ASSERT_CUDA(cudaDeviceSynchronize());
   const auto expected = rig.Expected(full_local), predicted = rig.Predicted();
   const int64_t at = Difference(expected, predicted);
-  EXPECT_EQ(at, -1) << Describe(options) << ", cluster " << tuning.cluster << ", stages "
-                    << tuning.stages << ": place " << at % options.resident << " of list "
-                    << at / options.resident << " has " << predicted[at] << ", not "
-                    << expected[at];
+  EXPECT_EQ(at, -1) << Describe(options) << ", stages " << tuning.stages << ", units "
+                    << tuning.units << ", processors " << tuning.processors << ": place "
+                    << at % options.resident << " of list " << at / options.resident << " has "
+                    << predicted[at] << ", not " << expected[at];
 }
 
 void ExpectSame(const ScoreOptions& options) {
@@ -149,7 +149,7 @@ TEST(ScoreKernelTest, EveryNumberOfBlocksAndOfResidents) {
 TEST(ScoreKernelTest, EveryLayOverTheGpu) {
   OASISKV_NEEDS_GPU();
   for (GroupCombine combine : kCombines) {
-    for (uint32_t blocks : {40u, 1500u, 8192u}) {  // the last has sums made twice
+    for (uint32_t blocks : {40u, 1500u, 8192u}) {
       ScoreOptions options;
       options.max_blocks = blocks;
       options.resident = 128;
@@ -162,16 +162,19 @@ TEST(ScoreKernelTest, EveryLayOverTheGpu) {
       for (uint32_t slot = 0; slot < options.slots; ++slot) {
         rig.SetBlocks(slot, blocks - slot * (blocks / 5), 3);
       }
-      for (uint32_t cluster : {1u, 2u, 4u, 8u}) {
-        ExpectSame(rig, options,
-                   {.cluster = cluster, .stages = cluster == 2 || blocks == 8192 ? 1u : 2u});
+      for (uint32_t stages : {1u, 2u, 3u}) {
+        ExpectSame(rig, options, {.stages = stages, .together = 1});
+        ExpectSame(rig, options, {.stages = stages, .chunk = 8 * stages});
       }
-      ExpectSame(rig, options, {.cluster = 1, .stages = 1});
+      for (uint32_t units : {1u, 2u, 5u}) {
+        ExpectSame(rig, options, {.units = units, .processors = 1});
+        ExpectSame(rig, options, {.units = units, .processors = 7});
+      }
     }
   }
 }
 
-// More pairs than CTAs, so that rings run on into the next pair, among them some without a block.
+// Chunks that end within a row and within a pair, and rows without a block.
 TEST(ScoreKernelTest, ManyRowsOfDifferentLength) {
   OASISKV_NEEDS_GPU();
   for (GroupCombine combine : {GroupCombine::kMax, GroupCombine::kNormalizedMax}) {
@@ -191,7 +194,9 @@ TEST(ScoreKernelTest, ManyRowsOfDifferentLength) {
     }
     ExpectSame(rig, options);
     ExpectSame(rig, options, {}, false);
-    ExpectSame(rig, options, {.cluster = 2, .stages = 2});
+    ExpectSame(rig, options, {.stages = 2, .units = 3});
+    ExpectSame(rig, options, {.processors = 3});
+    ExpectSame(rig, options, {.units = 1, .processors = 131});
   }
 }
 
@@ -232,6 +237,9 @@ TEST(ScoreKernelTest, WhatDoesNotFitIsNamed) {
   EXPECT_STRNE(rig.Score(), nullptr);
   rig.shape.max_blocks = 100;
   rig.shape.head_dim = 4;
+  EXPECT_STRNE(rig.Score(), nullptr);
+  rig.shape.head_dim = options.head_dim;
+  rig.mem.scores = nullptr;
   EXPECT_STRNE(rig.Score(), nullptr);
 }
 

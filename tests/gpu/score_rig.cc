@@ -117,6 +117,7 @@ ScoreRig::ScoreRig(const ScoreOptions& options) : options_(options), random_(opt
   MakeQueries();
   predicted =
       Array<int32_t>(size_t{options.slots} * options.kv_heads * options.resident, kUntouched);
+  scores = Array<float>(gpu::ScoreBytes(shape, options.max_rows) / sizeof(float), 0.0f);
   state = Array<gpu::SlotState>(options.slots);
   for (gpu::SlotState& s : state.host) s.complete = options.max_blocks;
   state.Upload();
@@ -130,6 +131,7 @@ ScoreRig::ScoreRig(const ScoreOptions& options) : options_(options), random_(opt
   mem.summaries = summaries.device();
   mem.summaries_slot_stride = int64_t{options.kv_heads} * options.max_blocks * shape.summary_bytes;
   mem.predicted = predicted.device();
+  mem.scores = scores.device();
   mem.state = state.device();
   rows = {row_slots.device(), row_count.device(), options.max_rows};
 }

@@ -59,6 +59,7 @@ class ScoreRig {
   gpu::Rows rows;
   Array<std::byte> summaries;
   Array<int32_t> predicted;
+  Array<float> scores;
   Array<gpu::SlotState> state;
   Array<int32_t> row_slots;
   Array<uint32_t> row_count;

@@ -4,9 +4,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
+#include <random>
 #include <set>
 #include <vector>
 
+#include "client/working_set/float8.h"
+#include "client/working_set/float8_summary.h"
 #include "client/working_set/summary.h"
 #include "tests/gpu/score_rig.h"
 
@@ -103,52 +107,118 @@ TEST(TopKKernelTest, CountsWhatPredictionAndTruthShare) {
   }
 }
 
-TEST(SummaryKernelTest, BuildsWhatSummariseKeysBuilds) {
+struct SummaryCase {
+  gpu::Element element;
+  Keys keys;
+  SummaryType summaries;
+};
+
+void ExpectSummaries(const SummaryCase& c, std::mt19937_64& random) {
+  ScoreOptions options;
+  options.element = c.element;
+  options.kv_heads = 3;
+  options.head_dim = c.keys == Keys::kSpecial ? 576 : 80;
+  options.max_blocks = 20;
+  ScoreRig rig(options);
+  gpu::Shape shape = rig.shape;
+  const bool float8 = c.summaries == SummaryType::kFloat8;
+  shape.summaries = c.summaries;
+  if (float8) shape.summary_bytes = 2 * shape.head_dim;
+  // NHD pages in an order of their own, with a gap between tokens.
+  constexpr uint32_t kPages = 24, kFirst = 3, kBlocks = 14;
+  gpu::DensePages dense;
+  dense.head_stride = shape.key_bytes;
+  dense.token_stride = shape.key_bytes * shape.kv_heads + 16;
+  dense.page_stride = dense.token_stride * shape.block_tokens;
+  Array<std::byte> keys(kPages * dense.page_stride);
+  auto bytes =
+      MakeKeys(c.element, c.keys, keys.host.size() / (shape.key_bytes / shape.head_dim), random);
+  std::copy(bytes.begin(), bytes.end(), keys.host.begin());
+  keys.Upload();
+  Array<int32_t> table(2 * kPages);
+  for (size_t i = 0; i < table.host.size(); ++i) table.host[i] = i * 7 % kPages;
+  table.Upload();
+  dense.k = keys.device();
+  dense.table = table.device();
+  dense.table_stride = kPages;
+  Array<std::byte> out(size_t{shape.kv_heads} * shape.max_blocks * shape.summary_bytes,
+                       std::byte{0xA5});
+  std::vector<std::byte> expected = out.host, summary(2 * shape.key_bytes);
+  const auto type = static_cast<ElementType>(c.element);
+  for (uint32_t b = kFirst; b < kFirst + kBlocks; ++b) {
+    for (uint32_t h = 0; h < shape.kv_heads; ++h) {
+      const std::byte* const from =
+          keys.host.data() + table.host[kPages + b] * dense.page_stride + h * dense.head_stride;
+      std::byte* const to =
+          expected.data() + (size_t{h} * shape.max_blocks + b) * shape.summary_bytes;
+      SummariseKeys(type, shape.head_dim, from, dense.token_stride, shape.block_tokens,
+                    summary.data());
+      if (float8) {
+        SummaryToFloat8(type, shape.head_dim, summary.data(), to);
+      } else {
+        std::copy(summary.begin(), summary.end(), to);
+      }
+    }
+  }
+  ASSERT_LAUNCHED(gpu::BuildSummaries(shape, dense, 1, kFirst, kBlocks, out.device(), nullptr));
+  ASSERT_CUDA(cudaDeviceSynchronize());
+  EXPECT_TRUE(out.Download() == expected);
+}
+
+TEST(SummaryKernelTest, BuildsWhatTheCpuBackendBuilds) {
   OASISKV_NEEDS_GPU();
   std::mt19937_64 random(3);
   for (gpu::Element element :
        {gpu::Element::kFloat16, gpu::Element::kBFloat16, gpu::Element::kFloat32}) {
-    for (Keys kind : {Keys::kNumbers, Keys::kSpecial, Keys::kAnyBits}) {
-      ScoreOptions options;
-      options.element = element;
-      options.kv_heads = 3;
-      options.head_dim = kind == Keys::kSpecial ? 576 : 72;
-      options.max_blocks = 20;
-      ScoreRig rig(options);
-      const gpu::Shape& shape = rig.shape;
-      // NHD pages in an order of their own, with a gap between tokens.
-      constexpr uint32_t kPages = 24, kFirst = 3, kBlocks = 14;
-      gpu::DensePages dense;
-      dense.head_stride = shape.key_bytes;
-      dense.token_stride = shape.key_bytes * shape.kv_heads + 16;
-      dense.page_stride = dense.token_stride * shape.block_tokens;
-      Array<std::byte> keys(kPages * dense.page_stride);
-      auto bytes =
-          MakeKeys(element, kind, keys.host.size() / (shape.key_bytes / shape.head_dim), random);
-      std::copy(bytes.begin(), bytes.end(), keys.host.begin());
-      keys.Upload();
-      Array<int32_t> table(2 * kPages);
-      for (size_t i = 0; i < table.host.size(); ++i) table.host[i] = i * 7 % kPages;
-      table.Upload();
-      dense.k = keys.device();
-      dense.table = table.device();
-      dense.table_stride = kPages;
-      Array<std::byte> out(size_t{shape.kv_heads} * shape.max_blocks * shape.summary_bytes,
-                           std::byte{0xA5});
-      std::vector<std::byte> expected = out.host;
-      for (uint32_t b = kFirst; b < kFirst + kBlocks; ++b) {
-        for (uint32_t h = 0; h < shape.kv_heads; ++h) {
-          SummariseKeys(
-              static_cast<ElementType>(element), shape.head_dim,
-              keys.host.data() + table.host[kPages + b] * dense.page_stride + h * dense.head_stride,
-              dense.token_stride, shape.block_tokens,
-              expected.data() + (size_t{h} * shape.max_blocks + b) * shape.summary_bytes);
-        }
+    for (Keys keys : {Keys::kNumbers, Keys::kSpecial, Keys::kAnyBits}) {
+      for (SummaryType summaries : {SummaryType::kAsKeys, SummaryType::kFloat8}) {
+        SCOPED_TRACE(testing::Message()
+                     << "element " << static_cast<int>(element) << ", keys "
+                     << static_cast<int>(keys) << ", summaries " << static_cast<int>(summaries));
+        ExpectSummaries({element, keys, summaries}, random);
       }
-      ASSERT_LAUNCHED(gpu::BuildSummaries(shape, dense, 1, kFirst, kBlocks, out.device(), nullptr));
-      ASSERT_CUDA(cudaDeviceSynchronize());
-      EXPECT_TRUE(out.Download() == expected)
-          << "element " << static_cast<int>(element) << ", keys " << static_cast<int>(kind);
+    }
+  }
+}
+
+// Every 16-bit key there is, alone in its block, so that it is minimum and maximum: the device's
+// rounding is the host's.
+TEST(SummaryKernelTest, EveryNumberOf16BitsIsRoundedAsOnTheHost) {
+  OASISKV_NEEDS_GPU();
+  for (gpu::Element element : {gpu::Element::kFloat16, gpu::Element::kBFloat16}) {
+    gpu::Shape shape;
+    shape.kv_heads = 1;
+    shape.head_dim = 1024;
+    shape.block_tokens = 1;
+    shape.element = element;
+    shape.key_bytes = 2 * shape.head_dim;
+    shape.summaries = SummaryType::kFloat8;
+    shape.summary_bytes = 2 * shape.head_dim;
+    shape.max_blocks = 64;
+    Array<std::byte> keys(size_t{shape.max_blocks} * shape.key_bytes);
+    for (uint32_t bits = 0; bits < 65536; ++bits) std::memcpy(&keys.host[2 * bits], &bits, 2);
+    keys.Upload();
+    Array<int32_t> table(shape.max_blocks);
+    std::iota(table.host.begin(), table.host.end(), 0);
+    table.Upload();
+    gpu::DensePages dense;
+    dense.k = keys.device();
+    dense.table = table.device();
+    dense.page_stride = dense.head_stride = dense.token_stride = shape.key_bytes;
+    Array<std::byte> out(size_t{shape.max_blocks} * shape.summary_bytes);
+    ASSERT_LAUNCHED(
+        gpu::BuildSummaries(shape, dense, 0, 0, shape.max_blocks, out.device(), nullptr));
+    ASSERT_CUDA(cudaDeviceSynchronize());
+    const std::vector<std::byte> found = out.Download();
+    for (uint32_t bits = 0; bits < 65536; ++bits) {
+      const size_t at = size_t{bits / shape.head_dim} * shape.summary_bytes + bits % shape.head_dim;
+      for (bool up : {false, true}) {
+        const uint32_t code = element == gpu::Element::kFloat16
+                                  ? Float16Format::ToFloat8(bits, up)
+                                  : BFloat16Format::ToFloat8(bits, up);
+        ASSERT_EQ(static_cast<uint32_t>(found[at + (up ? shape.head_dim : 0)]), code)
+            << "element " << static_cast<int>(element) << ", bits " << bits << ", up " << up;
+      }
     }
   }
 }

@@ -34,7 +34,8 @@ Rig::Rig(const RigOptions& o)
   shape.element = o.element;
   shape.latent = o.latent;
   shape.key_bytes = o.head_dim * element_bytes;
-  shape.summary_bytes = 2 * shape.key_bytes;
+  shape.summaries = o.summaries;
+  shape.summary_bytes = o.summaries == SummaryType::kFloat8 ? 2 * o.head_dim : 2 * shape.key_bytes;
   shape.resident = o.resident;
   shape.max_blocks = o.max_blocks;
   shape.slots = o.slots;
@@ -106,7 +107,7 @@ Rig::Rig(const RigOptions& o)
   plan.groups = groups.device();
 
   frame_bytes_ =
-      (summaries_offset() + uint64_t{o.layers} * shape.kv_heads * shape.summary_bytes + 63) / 64 *
+      (summaries_offset() + uint64_t{o.layers} * shape.kv_heads * 2 * shape.key_bytes + 63) / 64 *
           64 +
       16;  // entries need no more than 16 bytes of alignment
   host_ = Pinned(uint64_t{o.slots} * o.max_blocks * frame_bytes_);
@@ -151,7 +152,7 @@ std::byte* Rig::Entry(uint32_t slot, uint32_t head, uint32_t block) {
 
 std::byte* Rig::Summary(uint32_t slot, uint32_t head, uint32_t block) {
   return Frame(slot, block) + summaries_offset() +
-         (uint64_t{layer} * shape.kv_heads + head) * shape.summary_bytes;
+         (uint64_t{layer} * shape.kv_heads + head) * 2 * shape.key_bytes;
 }
 
 int64_t Rig::TokenAt(uint32_t slot, uint32_t head, uint32_t page, bool value,

@@ -69,6 +69,7 @@ struct RigOptions {
   uint32_t head_dim = 64;
   uint32_t block_tokens = 16;
   gpu::Element element = gpu::Element::kBFloat16;
+  SummaryType summaries = SummaryType::kAsKeys;
   bool latent = false;
   uint32_t resident = 8;
   uint32_t max_blocks = 40;

@@ -39,7 +39,8 @@ TEST(StepModelTest, SizesFollowFromTheHeads) {
   EXPECT_EQ(m->qkv_columns, 8u * 128 + 2 * 2 * 128);
   EXPECT_EQ(m->output_rows, 8u * 128);
   EXPECT_EQ(m->entry_bytes(), 16u * 128 * 2 * 2);
-  EXPECT_EQ(m->summary_bytes(), 2u * 128 * 2);
+  EXPECT_EQ(m->summary_bytes(SummaryType::kAsKeys), 2u * 128 * 2);
+  EXPECT_EQ(m->summary_bytes(SummaryType::kFloat8), 2u * 128);
   EXPECT_EQ(m->kv_bytes_per_token(), 2u * 2 * 2 * 128 * 2);
   EXPECT_EQ(m->layer_weight_bytes(), 2u * 512 * (1536 + 1024 + 3 * 1024));
   EXPECT_EQ(m->layer_weight_bytes_read(1), m->layer_weight_bytes());

@@ -180,7 +180,7 @@ class RequestModel {
           low = near * min + far * max;
           high = near * max + far * min;
         }
-        sum += q * low > q * high ? q * low : q * high;
+        sum += q * (std::signbit(q) ? low : high);  // one dimension a lane: no sum to be fused with
       }
       return sum;
     };

@@ -70,6 +70,20 @@ std::vector<std::byte> RandomElements(ElementType type, size_t count, std::mt199
   return out;
 }
 
+// Exchanges minima and maxima where they stand the wrong way round.
+void Order(ElementType type, uint32_t dim, std::vector<std::byte>& summaries) {
+  const uint32_t bytes = ElementBytes(type);
+  for (size_t at = 0; at < summaries.size(); at += size_t{2} * dim * bytes) {
+    for (uint32_t d = 0; d < dim; ++d) {
+      std::byte* const low = &summaries[at + d * bytes];
+      std::byte* const high = low + dim * bytes;
+      if (LoadElement(type, low, 0) > LoadElement(type, high, 0)) {
+        std::swap_ranges(low, low + bytes, high);
+      }
+    }
+  }
+}
+
 class ScoreTest : public testing::TestWithParam<ElementType> {};
 
 constexpr std::array kEveryCombine = {GroupCombine::kMax, GroupCombine::kMean, GroupCombine::kSum,
@@ -117,7 +131,8 @@ TEST_P(ScoreTest, FollowsTheFormula) {
     for (GroupCombine combine : kEveryCombine) {
       for (double weight : {1.0, 0.7, 0.5, 0.0}) {
         const uint32_t group = 1 + rng() % 9, blocks = 5;
-        const auto summaries = RandomElements(type, blocks * 2 * dim, rng, false);
+        auto summaries = RandomElements(type, blocks * 2 * dim, rng, false);
+        Order(type, dim, summaries);
         std::vector<float> queries(group * dim);
         for (float& q : queries) q = std::uniform_real_distribution<float>(-2, 2)(rng);
         const ScoreInput in{summaries.data(),
@@ -151,9 +166,8 @@ TEST_P(ScoreTest, AWeightOfOneIsThePublishedBoundBitForBit) {
     for (float& q : query) q = std::normal_distribution<float>(0, 2)(rng);
     float lanes[16] = {};
     for (uint32_t d = 0; d < dim; ++d) {
-      const float low = query[d] * LoadElement(type, summaries.data(), d);
-      const float high = query[d] * LoadElement(type, summaries.data(), dim + d);
-      lanes[d % 16] += low > high ? low : high;
+      const float bound = LoadElement(type, summaries.data(), std::signbit(query[d]) ? d : dim + d);
+      lanes[d % 16] = std::fma(query[d], bound, lanes[d % 16]);
     }
     for (uint32_t width = 8; width > 0; width /= 2) {
       for (uint32_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
@@ -168,7 +182,7 @@ TEST_P(ScoreTest, AWeightOfOneIsThePublishedBoundBitForBit) {
 }
 
 TEST_P(ScoreTest, EveryKernelGivesTheSameBits) {
-  if (!ScoreKernelSupported(ScoreKernel::kAvx2)) GTEST_SKIP() << "needs AVX2 and F16C";
+  if (!ScoreKernelSupported(ScoreKernel::kAvx2)) GTEST_SKIP() << "needs AVX2, FMA and F16C";
   std::mt19937 rng(2);
   const ElementType type = GetParam();
   std::vector<float> scratch;

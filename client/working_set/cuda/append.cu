@@ -41,7 +41,8 @@ __global__ void AppendKernel(Shape shape, uint32_t layer, LayerMemory mem, Rows 
       __syncwarp();  // the summary below reads what other lanes wrote
     }
     if (token + 1 < shape.block_tokens) continue;
-    SummariseWarp(shape.element, shape.key_bytes, local.k, local.token_stride, shape.block_tokens,
+    SummariseWarp(shape.element, shape.summaries, shape.key_bytes, local.k, local.token_stride,
+                  shape.block_tokens,
                   mem.summaries + slot * mem.summaries_slot_stride +
                       (uint64_t{head} * shape.max_blocks + block) * shape.summary_bytes,
                   lane);

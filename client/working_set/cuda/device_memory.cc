@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "client/working_set/cuda/kernels.h"
 #include "client/working_set/options.h"
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
@@ -171,6 +172,16 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(const GpuWorkingSetOptions& op
   carve.Begin(books.data());
   small();
   memory.device_.push_back(std::move(books));
+
+  // The predict stream and the step stream score at a time.
+  const uint64_t score_bytes = Align(gpu::ScoreBytes(shape, options.max_rows));
+  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer scores,
+                           cuda::DeviceBuffer::Create(2 * score_bytes, "the blocks' scores"));
+  for (gpu::LayerMemory& layer : memory.layers) {
+    layer.scores = reinterpret_cast<float*>(scores.data());
+  }
+  memory.truth_scores = reinterpret_cast<float*>(scores.data() + score_bytes);
+  memory.device_.push_back(std::move(scores));
 
   const uint64_t summaries =
       Align(slot_heads / shape.slots * shape.max_blocks * uint64_t{shape.summary_bytes});

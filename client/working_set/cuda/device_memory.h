@@ -32,6 +32,7 @@ class DeviceMemory {
   // kExact only.
   gpu::Plan resolve_plan;
   int32_t* truth = nullptr;  // [slot][head][K]; also SampleAgreement's
+  float* truth_scores = nullptr;
   gpu::Resolution resolution;
   // By layer, and the last for Resolve.
   std::vector<gpu::Box> boxes;

@@ -24,6 +24,14 @@ inline LaunchError CheckPieces(const Shape& shape) {
 
 __device__ inline uint32_t ActiveRows(const Rows& rows) { return min(*rows.count, rows.max_rows); }
 
+// Blocks that a prediction may choose: the complete ones and, with `full_local`, the local one when
+// it is full.
+__device__ inline uint32_t Candidates(const SlotState& state, bool full_local,
+                                      uint32_t block_tokens, uint32_t max_blocks) {
+  const uint32_t local = full_local && state.local_tokens >= block_tokens ? 1 : 0;
+  return min(state.complete + local, max_blocks);
+}
+
 // See ErrorWord. `code` is read over the link, so only the rare path comes here.
 __device__ inline void ReportError(ErrorWord* error, ErrorKind kind, uint32_t layer, uint32_t slot,
                                    uint32_t detail) {

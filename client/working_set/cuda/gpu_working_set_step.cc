@@ -170,6 +170,7 @@ absl::StatusOr<GpuResolved> GpuWorkingSetImpl::Resolve(LayerIndex layer, const v
   const uint32_t l = layer.value();
   gpu::LayerMemory truth = memory_.layers[l];
   truth.predicted = memory_.truth;
+  truth.scores = memory_.truth_scores;
   OASISKV_RETURN_IF_ERROR(Launched(
       "ScoreTopK", layer,
       gpu::ScoreTopK(shape_, truth, memory_.rows, queries, static_cast<gpu::QueryType>(type),
@@ -224,6 +225,7 @@ absl::Status GpuWorkingSetImpl::SampleAgreement(LayerIndex layer, const void* qu
   const auto step = static_cast<cudaStream_t>(stream);
   gpu::LayerMemory truth = memory_.layers[layer.value()];
   truth.predicted = memory_.truth;
+  truth.scores = memory_.truth_scores;
   OASISKV_RETURN_IF_ERROR(Launched(
       "ScoreTopK", layer,
       gpu::ScoreTopK(shape_, truth, memory_.rows, queries, static_cast<gpu::QueryType>(type),

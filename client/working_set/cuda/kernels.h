@@ -18,13 +18,15 @@ enum class QueryType : uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 // Candidates are the complete blocks, and with `full_local` the local one when it is full (a
 // prediction; Resolve and a sample of agreement take the complete ones only). Order equals that of
 // ScoreBlocks and TopK of the cpu backend, for summaries and queries of any bits. head_dim is a
-// multiple of 8; summaries are 16-byte aligned; 8,192 blocks fit with K up to 1,024, head_dim up to
-// 576 and any group. One CTA fills a multiprocessor and takes pair after pair: `processors` (0:
-// all) leaves those out that other kernels hold, since a CTA that has to wait for one doubles the
-// time.
+// multiple of 8; summaries are 16-byte aligned; 32,768 blocks fit with K up to 1,024, head_dim up
+// to 576 and any group. Two kernels: the first has one CTA a multiprocessor, on `processors` of
+// them (0: all) so that those are left out that other kernels hold, and leaves scores in mem.scores;
+// the second ranks them.
 LaunchError ScoreTopK(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                       const void* queries, QueryType type, int64_t row_stride, Stream stream,
                       bool full_local = true, uint32_t processors = 0);
+// Of mem.scores. Two streams that score at a time need one each.
+uint64_t ScoreBytes(const Shape& shape, uint32_t max_rows);
 
 // The same from a ready list, int32 [row][head][k] in device memory, -1 for padding; blocks that
 // are no candidates are passed over.
@@ -64,8 +66,9 @@ LaunchError Append(const Shape& shape, uint32_t layer, const LayerMemory& mem, c
                    Stream stream);
 
 // Writes the completed local blocks of `rows` (those with promoted >= 0) to their frames in host
-// memory: the entries, and the summaries where `summary_offset` says they are: bytes from a frame's
-// start to the summary of (layer 0, head 0), 0: not written.
+// memory: the entries, and their summaries (as keys, whatever the pool's are) where
+// `summary_offset` says: bytes from a frame's start to the summary of (layer 0, head 0), 0: not
+// written.
 LaunchError WriteBack(const Shape& shape, uint32_t layer, const LayerMemory& mem, const Rows& rows,
                       const HeadSource* sources, uint64_t summary_offset, ErrorWord* error,
                       Stream stream);
@@ -80,7 +83,7 @@ struct DensePages {
   int64_t table_stride = 0;
 };
 // Summaries of blocks [first, first + blocks) of one request, into [head][max_blocks][min|max][dim]
-// at `summaries`. Bits equal SummariseKeys.
+// at `summaries`, as shape.summaries says. Bits equal SummariseKeys and SummaryToFloat8.
 LaunchError BuildSummaries(const Shape& shape, const DensePages& dense, uint32_t request,
                            uint32_t first, uint32_t blocks, std::byte* summaries, Stream stream);
 // Prefill side: blocks of one request and layer into host frames: entries, and their summaries.

@@ -27,7 +27,8 @@ struct Shape {
   bool latent = false;         // MLA: an entry has no V half, there is one head
   uint32_t entry_bytes = 0;    // K[token][dim] then V[token][dim]; the whole latent array
   uint32_t key_bytes = 0;      // one token of one head
-  uint32_t summary_bytes = 0;  // min[dim] then max[dim]
+  uint32_t summary_bytes = 0;  // of the pool: min[dim] then max[dim]
+  SummaryType summaries = SummaryType::kAsKeys;  // the pool's; in frames they are as keys
   uint32_t resident = 0;       // K
   uint32_t max_blocks = 0;     // of one request, prefill and decoded together
   uint32_t slots = 0;
@@ -78,6 +79,7 @@ struct LayerMemory {
   // [slot][head][K]: the clock of the Commit that brought a page's entry from the source, 0: it did
   // not come from there. Needed where Resolve may evict what was never attended; else null.
   uint32_t* entered = nullptr;
+  float* scores = nullptr;            // ScoreTopK's own, ScoreBytes of them; layers may share it
 };
 
 // The rows of a step: row r is request slot slots[r]; rows at and beyond *count do nothing. Kernels

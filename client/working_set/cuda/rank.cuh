@@ -1,206 +1,213 @@
-// The k greatest of keys in shared memory, by four warps of a CTA.
+// The k greatest of keys in shared memory, in order, by one CTA. Latency is what it costs: barriers
+// are few, and no thread waits for what another finds out alone.
 #pragma once
 
 #include <cstdint>
-
-#include "client/working_set/cuda/barrier.cuh"
 
 namespace oasiskv::gpu {
 
 inline constexpr uint32_t kRankThreads = 128;
 inline constexpr uint32_t kRankWarps = kRankThreads / 32;
 inline constexpr uint32_t kRankDigits = 256;
+inline constexpr uint32_t kRankPasses = 6;  // four over a key's digits, two over an index's
+inline constexpr uint32_t kMostRanked = 65536;
 
-// Among the kRankThreads threads only.
-__device__ inline void RankSync() { NamedWait(1, kRankThreads); }
-
-// Shared memory of RankKeys. `winners` has room for RankRoom(k).
+// Shared memory of RankKeys, its arrays 16-byte aligned.
 struct RankScratch {
-  uint64_t* winners;
-  uint32_t* histogram;  // [kRankDigits]
-  uint32_t* words;      // [kRankWords]
+  uint64_t* winners;     // [RankRoom(k)]
+  uint32_t* histograms;  // [kRankPasses][kRankDigits]
+  uint32_t* words;       // [kRankWords]
 };
-inline constexpr uint32_t kRankWords = 4 + 2 * kRankWarps;  // what warps tell each other
-// A power of two, at least 64.
-__host__ __device__ inline uint32_t SortSize(uint32_t n) {
-  uint32_t size = 64;
-  while (size < n) size *= 2;
-  return size;
-}
-__host__ __device__ inline uint32_t RankRoom(uint32_t k) { return 2 * SortSize(k); }
+inline constexpr uint32_t kRankWords = 1 + 2 * kRankWarps;
+// How many more than k are sorted rather than sifted further.
+__host__ __device__ inline uint32_t RankRoom(uint32_t k) { return (k + 31) / 32 * 32 + 64; }
 
-// Which keys are sorted: those above `threshold`, and the first `ties` that equal it; `count` in
-// all.
+// Which keys are sorted: those above `key`, and those that equal it whose index is below `limit`.
 struct RankCut {
-  uint32_t threshold;
-  uint32_t ties;
-  uint32_t count;
+  uint32_t key, limit;
+  __device__ bool Takes(uint32_t k, uint32_t i) const { return k > key || (k == key && i < limit); }
 };
 
-// Radix select of 8 bits at a time, from the highest bit in which keys differ; it ends as soon as
-// few enough are left to sort. Pre-condition: 0 < k < n.
-__device__ inline RankCut FindCut(const uint32_t* keys, uint32_t n, uint32_t k,
-                                  const RankScratch& scratch, uint32_t tid) {
-  uint32_t least = ~0u, greatest = 0;
-  for (uint32_t i = tid; i < n; i += kRankThreads) {
-    least = min(least, keys[i]);
-    greatest = max(greatest, keys[i]);
-  }
-  least = __reduce_min_sync(~0u, least);
-  greatest = __reduce_max_sync(~0u, greatest);
-  uint32_t* const of_warps = scratch.words + 4;
-  if (tid % 32 == 0) {
-    of_warps[tid / 32] = least;
-    of_warps[kRankWarps + tid / 32] = greatest;
-  }
-  for (uint32_t d = tid; d < kRankDigits; d += kRankThreads) scratch.histogram[d] = 0;
-  RankSync();
-  for (uint32_t w = 0; w < kRankWarps; ++w) {
-    least = min(least, of_warps[w]);
-    greatest = max(greatest, of_warps[kRankWarps + w]);
-  }
-  if (least == greatest) return {least, k, k};
-  int shift = max(24 - __clz(least ^ greatest), 0);
-  uint32_t mask = shift == 24 ? 0 : ~0u << (shift + 8);
-  uint32_t prefix = greatest & mask, need = k;
-  for (;;) {
-    for (uint32_t i = tid; i < n; i += kRankThreads) {
-      const uint32_t key = keys[i];
-      if ((key & mask) == prefix) atomicAdd(&scratch.histogram[(key >> shift) & 255], 1u);
-    }
-    RankSync();
-    if (tid < 32) {  // lane l has eight digits, from 255 - 8 l downwards
-      uint32_t counts[8], sum = 0;
-#pragma unroll
-      for (uint32_t b = 0; b < 8; ++b) sum += counts[b] = scratch.histogram[255 - 8 * tid - b];
-      uint32_t upto = sum;
-      for (uint32_t d = 1; d < 32; d *= 2) {
-        const uint32_t other = __shfl_up_sync(~0u, upto, d);
-        if (tid >= d) upto += other;
-      }
-      uint32_t above = upto - sum;
-      if (above < need && need <= upto) {  // one lane
-#pragma unroll
-        for (uint32_t b = 0; b < 8; ++b) {
-          if (above < need && need <= above + counts[b]) {
-            scratch.words[0] = 255 - 8 * tid - b;
-            scratch.words[1] = above;
-            scratch.words[2] = counts[b];
-          }
-          above += counts[b];
-        }
-      }
-    }
-    RankSync();
-    const uint32_t count = scratch.words[2];
-    need -= scratch.words[1];
-    prefix |= scratch.words[0] << shift;
-    mask |= 255u << shift;
-    // All of this digit, more than wanted, are sorted; not where that would be all n.
-    const uint32_t all = k - need + count;
-    if (all <= RankRoom(k) && prefix != 0) return {prefix - 1, 0, all};
-    if (shift == 0) return {prefix, need, k};
-    shift = max(shift - 8, 0);
-    for (uint32_t d = tid; d < kRankDigits; d += kRankThreads) scratch.histogram[d] = 0;
-    RankSync();
-  }
-}
+// Where in a histogram the wanted place lies, counted from the highest digit.
+struct RankPlace {
+  uint32_t digit, above, count;
+};
 
-// Puts the wanted keys into scratch.winners, each above the complement of its index.
-__device__ inline void Compact(const uint32_t* keys, uint32_t n, RankCut cut,
-                               const RankScratch& scratch, uint32_t tid) {
-  const uint32_t warp = tid / 32, lane = tid % 32;
-  const uint32_t each = (n + kRankThreads - 1) / kRankThreads * 32;
-  const uint32_t begin = min(n, warp * each), end = min(n, begin + each);
-  uint32_t* const greater = scratch.words + 4;
-  uint32_t* const equal = greater + kRankWarps;
-  uint32_t above = 0, same = 0;
-  for (uint32_t first = begin; first < end; first += 32) {
-    const uint32_t i = first + lane;
-    const bool in = i < end;
-    const uint32_t key = in ? keys[i] : 0;
-    above += __popc(__ballot_sync(~0u, in && key > cut.threshold));
-    same += __popc(__ballot_sync(~0u, in && key == cut.threshold));
+// Every warp finds the same. Pre-condition: 0 < need <= the sum of all counts.
+__device__ inline RankPlace FindPlace(const uint32_t* histogram, uint32_t need) {
+  const uint32_t lane = threadIdx.x % 32;  // it has eight digits, from 255 - 8 lane downwards
+  const auto* const from = reinterpret_cast<const uint4*>(histogram + 248 - 8 * lane);
+  const uint4 low = from[0], high = from[1];
+  const uint32_t counts[8] = {high.w, high.z, high.y, high.x, low.w, low.z, low.y, low.x};
+  uint32_t sum = 0;
+#pragma unroll
+  for (uint32_t b = 0; b < 8; ++b) sum += counts[b];
+  uint32_t upto = sum;
+#pragma unroll
+  for (uint32_t d = 1; d < 32; d *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, upto, d);
+    if (lane >= d) upto += other;
   }
-  if (lane == 0) {
-    greater[warp] = above;
-    equal[warp] = same;
-  }
-  RankSync();
-  uint32_t all_above = 0;
-  above = same = 0;
-  for (uint32_t w = 0; w < kRankWarps; ++w) {
-    all_above += greater[w];
-    if (w < warp) {
-      above += greater[w];
-      same += equal[w];
-    }
-  }
-  const uint32_t before = (1u << lane) - 1;
-  for (uint32_t first = begin; first < end; first += 32) {
-    const uint32_t i = first + lane;
-    const bool in = i < end;
-    const uint32_t key = in ? keys[i] : 0;
-    const uint32_t is_above = __ballot_sync(~0u, in && key > cut.threshold);
-    const uint32_t is_same = __ballot_sync(~0u, in && key == cut.threshold);
-    const uint64_t winner = (uint64_t{key} << 32) | ~i;
-    if ((is_above >> lane & 1) != 0) {
-      scratch.winners[above + __popc(is_above & before)] = winner;
-    } else if ((is_same >> lane & 1) != 0) {
-      const uint32_t rank = same + __popc(is_same & before);
-      if (rank < cut.ties) scratch.winners[all_above + rank] = winner;
-    }
-    above += __popc(is_above);
-    same += __popc(is_same);
-  }
-}
-
-// Bitonic, greatest first. n: a power of two, at least 64. A warp's 32 pairs at a stride of 32 or
-// less lie in 64 neighbours, which are its own until the stride grows again.
-__device__ inline void SortWinners(uint64_t* winners, uint32_t n, uint32_t tid) {
-  for (uint32_t size = 2; size <= n; size *= 2) {
-    for (uint32_t stride = size / 2; stride > 0; stride /= 2) {
-      for (uint32_t t = tid; t < n / 2; t += kRankThreads) {
-        const uint32_t i = 2 * t - (t & (stride - 1));
-        const uint64_t a = winners[i], b = winners[i + stride];
-        if ((a < b) == ((i & size) == 0)) {
-          winners[i] = b;
-          winners[i + stride] = a;
-        }
-      }
-      const uint32_t next = stride > 1 ? stride / 2 : size;
-      if (stride > 32 || next > 32) {
-        RankSync();
+  RankPlace place{0, upto - sum, 0};
+  const bool here = place.above < need && need <= upto;
+#pragma unroll
+  for (uint32_t b = 0; b < 8; ++b) {
+    if (place.above < need && place.count == 0) {
+      if (need <= place.above + counts[b]) {
+        place.digit = 255 - 8 * lane - b;
+        place.count = counts[b];
       } else {
-        __syncwarp();
+        place.above += counts[b];
       }
     }
   }
-  RankSync();
+  const int lane_of = __ffs(static_cast<int>(__ballot_sync(~0u, here))) - 1;
+  return {__shfl_sync(~0u, place.digit, lane_of), __shfl_sync(~0u, place.above, lane_of),
+          __shfl_sync(~0u, place.count, lane_of)};
+}
+
+// Radix select of 8 bits at a time, from the highest bit in which keys differ, then among equal
+// keys by index; it ends as soon as few enough are left to sort. Pre-conditions: 0 < k < n, the
+// histograms are zeros, `least` and `greatest` are those of all keys.
+__device__ inline RankCut FindCut(const uint32_t* keys, uint32_t n, uint32_t k, uint32_t least,
+                                  uint32_t greatest, uint32_t* histogram) {
+  const uint32_t room = RankRoom(k);
+  uint32_t need = k, prefix = greatest;
+  if (least != greatest) {
+    int shift = max(24 - __clz(least ^ greatest), 0);
+    uint32_t mask = shift == 24 ? 0 : ~0u << (shift + 8);
+    prefix &= mask;
+    for (;; shift = max(shift - 8, 0)) {
+#pragma unroll 8
+      for (uint32_t i = threadIdx.x; i < n; i += kRankThreads) {
+        const uint32_t key = keys[i];
+        if ((key & mask) == prefix) atomicAdd(&histogram[(key >> shift) & 255], 1u);
+      }
+      __syncthreads();
+      const RankPlace place = FindPlace(histogram, need);
+      histogram += kRankDigits;
+      need -= place.above;
+      prefix |= place.digit << shift;
+      mask |= 255u << shift;
+      if (k - need + place.count <= room) return {prefix, kMostRanked};
+      if (shift == 0) break;
+    }
+  }
+  // Too many keys equal `prefix`. The first `need` of them: indices count from the greatest down.
+  uint32_t mask = 0, last = 0;
+  for (int shift = 8;; shift = 0) {
+    for (uint32_t i = threadIdx.x; i < n; i += kRankThreads) {
+      const uint32_t place = kMostRanked - 1 - i;
+      if (keys[i] == prefix && (place & mask) == last) {
+        atomicAdd(&histogram[(place >> shift) & 255], 1u);
+      }
+    }
+    __syncthreads();
+    const RankPlace place = FindPlace(histogram, need);
+    histogram += kRankDigits;
+    need -= place.above;
+    last |= place.digit << shift;
+    mask |= 255u << shift;
+    if (k - need + place.count <= room || shift == 0) return {prefix, kMostRanked - last};
+  }
+}
+
+// Puts the wanted keys into `winners` in any order, each above the complement of its index. `count`
+// is shared memory and was 0.
+__device__ inline void Compact(const uint32_t* keys, uint32_t n, const RankCut& cut,
+                               uint64_t* winners, uint32_t* count) {
+  uint32_t mine = 0;
+#pragma unroll 8
+  for (uint32_t i = threadIdx.x; i < n; i += kRankThreads) mine += cut.Takes(keys[i], i) ? 1 : 0;
+  uint32_t upto = mine;
+#pragma unroll
+  for (uint32_t d = 1; d < 32; d *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, upto, d);
+    if (threadIdx.x % 32 >= d) upto += other;
+  }
+  uint32_t at = 0;
+  if (threadIdx.x % 32 == 31) at = atomicAdd(count, upto);
+  at = __shfl_sync(~0u, at, 31) + upto - mine;
+  if (mine == 0) return;
+  for (uint32_t i = threadIdx.x; i < n; i += kRankThreads) {
+    const uint32_t key = keys[i];
+    if (cut.Takes(key, i)) winners[at++] = (uint64_t{key} << 32) | ~i;
+  }
+}
+
+// Of a warp's 32 numbers, the greatest to lane 0 and so on. Bitonic.
+__device__ inline uint64_t SortWarp(uint64_t mine) {
+  const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+  for (uint32_t size = 2; size <= 32; size *= 2) {
+#pragma unroll
+    for (uint32_t stride = size / 2; stride > 0; stride /= 2) {
+      const uint64_t other = __shfl_xor_sync(~0u, mine, stride);
+      const bool keeps_greater = ((lane & size) == 0) == ((lane & stride) == 0);
+      mine = (mine > other) == keeps_greater ? mine : other;
+    }
+  }
+  return mine;
+}
+
+// How many of 32 numbers in falling order are greater than `than`.
+__device__ inline uint32_t CountGreater(const uint64_t* sorted, uint64_t than) {
+  uint32_t count = 0;
+#pragma unroll
+  for (uint32_t half = 16; half > 0; half /= 2) {
+    if (sorted[count + half - 1] > than) count += half;
+  }
+  return count + (sorted[count] > than ? 1 : 0);
 }
 
 // Indices of the k greatest of keys[0..n) into out[0..k), greatest first, equal ones by lower
-// index; where n < k the rest is -1. Called by kRankThreads threads, numbered by `tid`, with the
-// keys visible to all; nobody uses keys or scratch any more when one of them has left.
-__device__ inline void RankKeys(const uint32_t* keys, uint32_t n, uint32_t k, int32_t* out,
-                                const RankScratch& scratch, uint32_t tid) {
-  const uint32_t found = min(n, k);
-  RankCut cut{0, 0, n};
-  if (n > k) cut = FindCut(keys, n, k, scratch, tid);
-  const uint32_t size = SortSize(cut.count);
-  for (uint32_t i = tid; i < size; i += kRankThreads) {
-    scratch.winners[i] = i < n && n <= k ? (uint64_t{keys[i]} << 32) | ~i : 0;
+// index; where n < k the rest is -1. n is at most kMostRanked. Called by all kRankThreads threads
+// of the CTA, each of which has written keys of its own and knows their `least` and `greatest`
+// (~0 and 0 where it has none).
+__device__ inline void RankKeys(const uint32_t* keys, uint32_t n, uint32_t k, uint32_t least,
+                                uint32_t greatest, int32_t* out, const RankScratch& scratch) {
+  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  uint32_t* const count = scratch.words;
+  uint32_t* const of_warps = scratch.words + 1;
+  for (uint32_t i = threadIdx.x; i < kRankPasses * kRankDigits / 4; i += kRankThreads) {
+    reinterpret_cast<uint4*>(scratch.histograms)[i] = make_uint4(0, 0, 0, 0);
   }
-  RankSync();
+  least = __reduce_min_sync(~0u, least);
+  greatest = __reduce_max_sync(~0u, greatest);
+  if (lane == 0) {
+    of_warps[warp] = least;
+    of_warps[kRankWarps + warp] = greatest;
+  }
+  if (threadIdx.x == 0) *count = 0;
+  __syncthreads();
+
+  RankCut cut{0, kMostRanked};  // all
   if (n > k) {
-    Compact(keys, n, cut, scratch, tid);
-    RankSync();
+#pragma unroll
+    for (uint32_t w = 0; w < kRankWarps; ++w) {
+      least = min(least, of_warps[w]);
+      greatest = max(greatest, of_warps[kRankWarps + w]);
+    }
+    cut = FindCut(keys, n, k, least, greatest, scratch.histograms);
   }
-  SortWinners(scratch.winners, size, tid);
-  for (uint32_t i = tid; i < k; i += kRankThreads) {
-    out[i] = i < found ? static_cast<int32_t>(~static_cast<uint32_t>(scratch.winners[i])) : -1;
+  Compact(keys, n, cut, scratch.winners, count);
+  __syncthreads();
+
+  const uint32_t found = *count, tiles = (found + 31) / 32;
+  for (uint32_t t = warp; t < tiles; t += kRankWarps) {
+    const uint32_t i = t * 32 + lane;
+    scratch.winners[i] = SortWarp(i < found ? scratch.winners[i] : 0);
   }
-  RankSync();
+  __syncthreads();
+  for (uint32_t t = warp; t < tiles; t += kRankWarps) {
+    const uint64_t mine = scratch.winners[t * 32 + lane];
+    uint32_t rank = lane;
+    for (uint32_t other = 0; other < tiles; ++other) {
+      if (other != t) rank += CountGreater(scratch.winners + other * 32, mine);
+    }
+    if (rank < min(found, k)) out[rank] = static_cast<int32_t>(~static_cast<uint32_t>(mine));
+  }
+  for (uint32_t i = found + threadIdx.x; i < k; i += kRankThreads) out[i] = -1;
 }
 
 }  // namespace oasiskv::gpu

@@ -10,6 +10,11 @@ namespace {
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kScatterThreads = 512;
 
+// From a frame's first summary; there they are of the keys' type.
+__device__ uint64_t FrameSummary(const Shape& shape, uint32_t layer, uint32_t head) {
+  return (uint64_t{layer} * shape.kv_heads + head) * 2 * shape.key_bytes;
+}
+
 __global__ void WriteBackKernel(Shape shape, uint32_t layer, LayerMemory mem, Rows rows,
                                 const HeadSource* sources, uint64_t summary_offset, PieceMap map,
                                 ErrorWord* error) {
@@ -33,16 +38,15 @@ __global__ void WriteBackKernel(Shape shape, uint32_t layer, LayerMemory mem, Ro
     }
     auto* const entry =
         reinterpret_cast<std::byte*>(frame + source.entry_offset + layer * source.layer_stride);
-    CopyPieces(map, ContiguousView(shape, entry),
-               PageView(shape, mem.pages, slot, shape.resident, head), 0, map.all, lane);
+    const EntryView page = PageView(shape, mem.pages, slot, shape.resident, head);
+    CopyPieces(map, ContiguousView(shape, entry), page, 0, map.all, lane);
     if (summary_offset == 0) continue;
-    const std::byte* const from = mem.summaries + slot * mem.summaries_slot_stride +
-                                  (uint64_t{head} * shape.max_blocks + block) * shape.summary_bytes;
-    auto* const to = reinterpret_cast<std::byte*>(
-        frame + summary_offset + (uint64_t{layer} * shape.kv_heads + head) * shape.summary_bytes);
-    for (uint32_t at = lane * 16; at < shape.summary_bytes; at += 32 * 16) {
-      StorePiece(to + at, LoadPiece(from + at));
-    }
+    // Made anew: the pool's may be rounded.
+    SummariseWarp(
+        shape.element, SummaryType::kAsKeys, shape.key_bytes, page.k, page.token_stride,
+        shape.block_tokens,
+        reinterpret_cast<std::byte*>(frame + summary_offset) + FrameSummary(shape, layer, head),
+        lane);
   }
 }
 
@@ -58,14 +62,14 @@ __global__ void __launch_bounds__(kScatterThreads)
     const uint32_t block = i / shape.kv_heads, head = i % shape.kv_heads;
     const uint64_t frame = frames[block];
     if (frame == 0) continue;
-    const uint64_t number = uint64_t{layer} * shape.kv_heads + head;
     const EntryView from = DenseView(dense, request, first + block, head);
     auto* const base = reinterpret_cast<std::byte*>(frame);
-    CopyPieces(map, ContiguousView(shape, base + number * shape.entry_bytes), from, 0, map.all,
-               lane);
-    SummariseWarp(shape.element, shape.key_bytes, from.k, from.token_stride, shape.block_tokens,
+    auto* const entry = base + (uint64_t{layer} * shape.kv_heads + head) * shape.entry_bytes;
+    CopyPieces(map, ContiguousView(shape, entry), from, 0, map.all, lane);
+    SummariseWarp(shape.element, SummaryType::kAsKeys, shape.key_bytes, from.k, from.token_stride,
+                  shape.block_tokens,
                   base + uint64_t{shape.layers} * shape.kv_heads * shape.entry_bytes +
-                      number * shape.summary_bytes,
+                      FrameSummary(shape, layer, head),
                   lane);
   }
 }

@@ -15,24 +15,8 @@ namespace oasiskv::gpu {
 
 inline constexpr uint32_t kPlaces = 4;
 
-// Greater of two numbers; NaN if either is.
-__device__ inline float MaxOrNan(float a, float b) {
-  float out;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
-  return out;
-}
-
-// All ones in each half where `high` is not less than `low` (so neither is NaN), else zeros.
-template <Element kElement>
-__device__ inline uint32_t NotLess(uint32_t high, uint32_t low) {
-  if constexpr (kElement == Element::kBFloat16) {
-    return __hge2_mask(*reinterpret_cast<const __nv_bfloat162*>(&high),
-                       *reinterpret_cast<const __nv_bfloat162*>(&low));
-  } else {
-    return __hge2_mask(*reinterpret_cast<const __half2*>(&high),
-                       *reinterpret_cast<const __half2*>(&low));
-  }
-}
+// By the sign bit.
+__device__ inline bool Negative(float q) { return static_cast<int32_t>(__float_as_uint(q)) < 0; }
 
 // Index in args.queries of a pair's first query.
 __device__ inline int64_t FirstQuery(const ScoreArgs& args, uint32_t pair) {
@@ -52,7 +36,7 @@ __device__ inline void Shrink(const ScoreArgs& args, float& low, float& high) {
 
 // The queries of one pass in shared memory: for every 16 dimensions and head a row of 16 numbers,
 // zeros where there is none, and of 8 masks: half e of mask j is all ones where number 2 j + e
-// takes the maximum (it is not negative), zeros where it takes the minimum.
+// takes the maximum (its sign bit is 0), zeros where it takes the minimum.
 inline constexpr uint32_t kQueryRow = kLanes + kLanes / 2;
 __host__ __device__ inline uint32_t QueryWords(uint32_t dims, uint32_t heads) {
   return dims / kLanes * heads * kQueryRow;
@@ -67,10 +51,7 @@ class Bounds {
  public:
   using Pair = ElementPair<kElement>;
   using Stage = StageLayout<kElement>;
-  // Where a minimum is no more than its maximum, max(q * min, q * max) is the one that q's sign
-  // picks, for two dimensions by one instruction. Add checks that; a block that fails and whatever
-  // comes out as NaN go to Exact, so that bits are those of the contract in any case. A query of
-  // minus infinity stands here as NaN: times 0 it is one, which the pick might miss.
+  // The bound that a query's sign picks, for two dimensions by one instruction.
   static constexpr bool kPicks = kElement != Element::kFloat32 && !kShrunk;
 
   // The block that Fold leaves this thread with, of the tile's 16.
@@ -79,7 +60,6 @@ class Bounds {
   }
 
   __device__ void Clear() {
-    ordered_ = ~0u;
 #pragma unroll
     for (uint32_t i = 0; i < kPlaces; ++i) {
 #pragma unroll
@@ -116,13 +96,12 @@ class Bounds {
       for (uint32_t i = 0; i < kPlaces; ++i) {
         const auto min = mins[i], max = maxs[i];
         if constexpr (kPicks) {
-          ordered_ &= NotLess<kElement>(max, min);
 #pragma unroll
           for (uint32_t h = 0; h < kHeads; ++h) {
             const float2 bound = Pair::Values((max & mask[h]) | (min & ~mask[h]));
             float2& sum = sum_[i][h];
-            sum.x = __fadd_rn(sum.x, __fmul_rn(q[h].x, bound.x));
-            sum.y = __fadd_rn(sum.y, __fmul_rn(q[h].y, bound.y));
+            sum.x = __fmaf_rn(q[h].x, bound.x, sum.x);
+            sum.y = __fmaf_rn(q[h].y, bound.y, sum.y);
           }
         } else {
           float2 low = Pair::Values(min), high = Pair::Values(max);
@@ -131,25 +110,16 @@ class Bounds {
 #pragma unroll
           for (uint32_t h = 0; h < kHeads; ++h) {
             float2& sum = sum_[i][h];
-            sum.x = __fadd_rn(sum.x, MaxOrNan(__fmul_rn(q[h].x, low.x), __fmul_rn(q[h].x, high.x)));
-            sum.y = __fadd_rn(sum.y, MaxOrNan(__fmul_rn(q[h].y, low.y), __fmul_rn(q[h].y, high.y)));
+            sum.x = __fmaf_rn(q[h].x, Negative(q[h].x) ? low.x : high.x, sum.x);
+            sum.y = __fmaf_rn(q[h].y, Negative(q[h].y) ? low.y : high.y, sum.y);
           }
         }
       }
     }
   }
 
-  // The sums of Block(); NaN also where Exact must tell. Called by the whole warp.
+  // The sums of Block(). Called by the whole warp.
   __device__ void Fold(float (&out)[kHeads]) {
-    if constexpr (kPicks) {
-#pragma unroll
-      for (uint32_t i = 0; i < kPlaces; ++i) {
-#pragma unroll
-        for (uint32_t h = 0; h < kHeads; ++h) {
-          if (ordered_ != ~0u) sum_[i][h].x = __uint_as_float(0x7fffffffu);
-        }
-      }
-    }
     FoldPlaces<2>();
     FoldPlaces<1>();
 #pragma unroll
@@ -157,40 +127,6 @@ class Bounds {
       const float2 sum = Plus(sum_[0][h], 1, sum_[0][h]);
       out[h] = __fadd_rn(sum.x, sum.y);
     }
-  }
-
-  // By the contract's own words: max(a, b), which is `a > b ? a : b`, may be a number although one
-  // of the two is NaN.
-  __device__ static __noinline__ float Exact(const ScoreArgs& args, const std::byte* summaries,
-                                             uint32_t block, uint32_t pair, uint32_t head) {
-    using One = typename Pair::Bits;
-    const std::byte* const summary = summaries + uint64_t{block} * args.summary_bytes;
-    const int64_t query = FirstQuery(args, pair) + int64_t{head} * args.head_dim;
-    float lanes[kLanes] = {};
-    for (uint32_t first = 0; first < args.head_dim; first += kLanes) {
-#pragma unroll
-      for (uint32_t i = 0; i < kLanes; i += 2) {
-        if (first + i >= args.head_dim) continue;
-        const std::byte* const from = summary + (first + i) * Pair::kBytes;
-        float2 low = Pair::Values(*reinterpret_cast<const One*>(from));
-        float2 high = Pair::Values(*reinterpret_cast<const One*>(from + args.summary_bytes / 2));
-        Shrink<kShrunk>(args, low.x, high.x);
-        Shrink<kShrunk>(args, low.y, high.y);
-        const float2 q = LoadQueryPair(args.queries, args.query_type, query + first + i);
-        const float ax = __fmul_rn(q.x, low.x), bx = __fmul_rn(q.x, high.x);
-        const float ay = __fmul_rn(q.y, low.y), by = __fmul_rn(q.y, high.y);
-        lanes[i] = __fadd_rn(lanes[i], ax > bx ? ax : bx);
-        lanes[i + 1] = __fadd_rn(lanes[i + 1], ay > by ? ay : by);
-      }
-    }
-#pragma unroll
-    for (uint32_t width = kLanes / 2; width > 0; width /= 2) {
-#pragma unroll
-      for (uint32_t i = 0; i < kLanes / 2; ++i) {
-        if (i < width) lanes[i] = __fadd_rn(lanes[i], lanes[i + width]);
-      }
-    }
-    return lanes[0];
   }
 
  private:
@@ -210,7 +146,6 @@ class Bounds {
   }
 
   float2 sum_[kPlaces][kHeads];
-  uint32_t ordered_;  // ones as long as every minimum is no more than its maximum
 };
 
 }  // namespace oasiskv::gpu

@@ -16,7 +16,8 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (task >= blocks * shape.kv_heads) return;
   const uint32_t block = first + task / shape.kv_heads, head = task % shape.kv_heads;
   const EntryView entry = DenseView(dense, request, block, head);
-  SummariseWarp(shape.element, shape.key_bytes, entry.k, entry.token_stride, shape.block_tokens,
+  SummariseWarp(shape.element, shape.summaries, shape.key_bytes, entry.k, entry.token_stride,
+                shape.block_tokens,
                 summaries + (uint64_t{head} * shape.max_blocks + block) * shape.summary_bytes,
                 threadIdx.x % 32);
 }

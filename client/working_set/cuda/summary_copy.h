@@ -8,8 +8,8 @@
 
 namespace oasiskv {
 
-// From [block][layer][head] as sources give them to [layer][slot][head][block] on the device;
-// returns the bytes when they are there.
+// From [block][layer][head] as sources give them to [layer][slot][head][block] on the device, in
+// the pool's type; returns the source's bytes when they are there.
 absl::StatusOr<uint64_t> CopySummaries(const AdmissionContext& c, EntrySource& source,
                                        uint32_t slot, EntrySource::TimePoint deadline);
 

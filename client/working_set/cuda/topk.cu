@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t slot = rows.slots[row];
   const SlotState& state = mem.state[slot];
   const uint32_t candidates =
-      min(state.complete + (state.local_tokens >= shape.block_tokens ? 1 : 0), shape.max_blocks);
+      Candidates(state, /*full_local=*/true, shape.block_tokens, shape.max_blocks);
   const int32_t* const list = topk + uint64_t{blockIdx.x} * k;
   int32_t* const out = mem.predicted + (uint64_t{slot} * shape.kv_heads + head) * shape.resident;
 

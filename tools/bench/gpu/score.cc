@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "client/working_set/cuda/kernels.h"
+#include "client/working_set/cuda/rank.h"
 #include "client/working_set/cuda/score_tuning.h"
 #include "common/cuda/handles.h"
 #include "common/cuda/status.h"
@@ -68,6 +69,7 @@ class ScoreBench {
     OASISKV_RETURN_IF_ERROR(Take(layers_ * bytes_, &summaries_));
     OASISKV_RETURN_IF_ERROR(Take(queries * 2, &queries_));
     OASISKV_RETURN_IF_ERROR(Take(lists * shape_.resident * 4, &predicted_));
+    OASISKV_RETURN_IF_ERROR(Take(gpu::ScoreBytes(shape_, setting_.batch), &scores_));
     OASISKV_RETURN_IF_ERROR(Take(setting_.batch * sizeof(gpu::SlotState), &state_));
     OASISKV_RETURN_IF_ERROR(Take(setting_.batch * 4, &slots_));
     OASISKV_RETURN_IF_ERROR(Take(4, &count_));
@@ -91,15 +93,15 @@ class ScoreBench {
   // Seconds a layer.
   absl::StatusOr<Spread> Score(const gpu::ScoreTuning& tuning) {
     return EachLayer([&](uint64_t layer, cudaStream_t stream) {
-      gpu::LayerMemory mem;
-      mem.summaries = summaries_.data() + layer * bytes_;
-      mem.summaries_slot_stride = bytes_ / setting_.batch;
-      mem.predicted = predicted_.As<int32_t>();
-      mem.state = state_.As<gpu::SlotState>();
-      const gpu::Rows rows{slots_.As<int32_t>(), count_.As<uint32_t>(), setting_.batch};
-      return gpu::ScoreTopKTuned(shape_, mem, rows, queries_.data(), gpu::QueryType::kBFloat16,
-                                 int64_t{shape_.kv_heads} * shape_.group * shape_.head_dim, tuning,
-                                 stream);
+      return gpu::ScoreTopKTuned(
+          shape_, Layer(layer), rows(), queries_.data(), gpu::QueryType::kBFloat16,
+          int64_t{shape_.kv_heads} * shape_.group * shape_.head_dim, tuning, stream);
+    });
+  }
+  // Of the scores that are there.
+  absl::StatusOr<Spread> Rank() {
+    return EachLayer([&](uint64_t layer, cudaStream_t stream) {
+      return gpu::RankScores(shape_, Layer(layer), rows(), /*full_local=*/true, stream);
     });
   }
   absl::StatusOr<Spread> Read() {
@@ -115,6 +117,16 @@ class ScoreBench {
     OASISKV_ASSIGN_OR_RETURN(*into, cuda::DeviceBuffer::Create(bytes, "oasis-gpu-bench score"));
     return absl::OkStatus();
   }
+  gpu::LayerMemory Layer(uint64_t layer) const {
+    gpu::LayerMemory mem;
+    mem.summaries = summaries_.data() + layer * bytes_;
+    mem.summaries_slot_stride = static_cast<int64_t>(bytes_ / setting_.batch);
+    mem.predicted = predicted_.As<int32_t>();
+    mem.scores = scores_.As<float>();
+    mem.state = state_.As<gpu::SlotState>();
+    return mem;
+  }
+  gpu::Rows rows() const { return {slots_.As<int32_t>(), count_.As<uint32_t>(), setting_.batch}; }
   template <typename Enqueue>
   absl::StatusOr<Spread> EachLayer(const Enqueue& enqueue) {
     auto spread = TimeGraph(
@@ -132,7 +144,7 @@ class ScoreBench {
   const Setting setting_;
   gpu::Shape shape_;
   uint64_t bytes_ = 0, layers_ = 0;
-  cuda::DeviceBuffer summaries_, queries_, predicted_, state_, slots_, count_;
+  cuda::DeviceBuffer summaries_, queries_, predicted_, scores_, state_, slots_, count_;
 };
 
 // Bytes read and written a second by the runtime's own copy.
@@ -168,13 +180,19 @@ absl::Status Measure(const Setting& setting) {
   OASISKV_ASSIGN_OR_RETURN(const Spread score, bench.Score({}));
   Print(setting, "score + top-K", score, bench.bytes(), rate);
   if (!absl::GetFlag(FLAGS_tunings)) return absl::OkStatus();
-  for (uint32_t cluster : {1u, 2u, 4u}) {
-    for (uint32_t stages : {1u, 2u, 3u}) {
-      const auto time = bench.Score({cluster, stages});
-      if (!time.ok()) continue;  // does not fit
-      const std::string what =
-          "  cluster " + std::to_string(cluster) + " stages " + std::to_string(stages);
-      Print(setting, what.c_str(), *time, bench.bytes(), rate);
+  OASISKV_ASSIGN_OR_RETURN(const Spread alone, bench.Score({.ranks = false}));
+  Print(setting, "  score alone", alone, bench.bytes(), rate);
+  OASISKV_ASSIGN_OR_RETURN(const Spread rank, bench.Rank());
+  Print(setting, "  top-K alone", rank, bench.bytes(), rate);
+  for (uint32_t together : {1u, 2u}) {
+    for (uint32_t stages : {1u, 2u}) {
+      for (uint32_t chunk : {8u, 16u, 24u, 48u, 96u}) {
+        const auto time = bench.Score({.stages = stages, .together = together, .chunk = chunk});
+        if (!time.ok()) continue;  // does not fit
+        const std::string what = "  stages " + std::to_string(stages) + " of " +
+                                 std::to_string(together) + " chunk " + std::to_string(chunk);
+        Print(setting, what.c_str(), *time, bench.bytes(), rate);
+      }
     }
   }
   return absl::OkStatus();

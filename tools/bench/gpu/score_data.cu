@@ -1,5 +1,6 @@
 #include <cuda_bf16.h>
 
+#include "client/working_set/float8.h"
 #include "tools/bench/gpu/score_data.h"
 
 namespace oasiskv::bench {
@@ -12,13 +13,23 @@ __device__ float Noise(uint64_t n) {
   return static_cast<float>(static_cast<int32_t>(n >> 32)) * (1.0f / 2147483648.0f);
 }
 
-__global__ void FillSummariesKernel(__nv_bfloat16* to, uint64_t pairs, uint32_t dim) {
+__device__ void Store(SummaryType type, void* pool, uint64_t at, float value, bool up) {
+  const __nv_bfloat16 key = __float2bfloat16(value);
+  if (type == SummaryType::kFloat8) {
+    static_cast<uint8_t*>(pool)[at] =
+        static_cast<uint8_t>(BFloat16Format::ToFloat8(__bfloat16_as_ushort(key), up));
+  } else {
+    static_cast<__nv_bfloat16*>(pool)[at] = key;
+  }
+}
+
+__global__ void FillSummariesKernel(SummaryType type, void* to, uint64_t pairs, uint32_t dim) {
   for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < pairs;
        i += uint64_t{gridDim.x} * blockDim.x) {
     const float middle = Noise(2 * i), half = 1.0f + Noise(2 * i + 1);
     const uint64_t at = i / dim * 2 * dim + i % dim;
-    to[at] = __float2bfloat16(middle - half);
-    to[at + dim] = __float2bfloat16(middle + half);
+    Store(type, to, at, middle - half, false);
+    Store(type, to, at + dim, middle + half, true);
   }
 }
 
@@ -60,9 +71,8 @@ const char* Launched() {
 }  // namespace
 
 const char* FillSummaries(std::byte* summaries, uint64_t blocks, uint32_t head_dim,
-                          cudaStream_t stream) {
-  FillSummariesKernel<<<4096, 256, 0, stream>>>(reinterpret_cast<__nv_bfloat16*>(summaries),
-                                                blocks * head_dim, head_dim);
+                          cudaStream_t stream, SummaryType type) {
+  FillSummariesKernel<<<4096, 256, 0, stream>>>(type, summaries, blocks * head_dim, head_dim);
   return Launched();
 }
 

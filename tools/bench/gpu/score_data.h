@@ -6,11 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "oasiskv/selection.h"
+
 namespace oasiskv::bench {
 
-// Random BF16 summaries, min[dim] then max[dim] of each of `blocks`.
+// Random summaries (BF16, or rounded from it), min[dim] then max[dim] of each of `blocks`.
 const char* FillSummaries(std::byte* summaries, uint64_t blocks, uint32_t head_dim,
-                          cudaStream_t stream);
+                          cudaStream_t stream, SummaryType type = SummaryType::kAsKeys);
 // Random BF16 queries.
 const char* FillQueries(std::byte* queries, uint64_t count, cudaStream_t stream);
 // Reads `bytes` (a multiple of 16) once with 16-byte loads and does next to nothing with them.

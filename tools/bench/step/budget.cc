@@ -18,10 +18,12 @@ uint64_t DenseRequestBytes(const Model& model, uint32_t context) {
   return Blocks(context) * model.entry_bytes() * LayerHeads(model);
 }
 
-uint64_t SparseRequestBytes(const Model& model, uint32_t context, uint32_t resident) {
+uint64_t SparseRequestBytes(const Model& model, uint32_t context, uint32_t resident,
+                            SummaryType summaries) {
   // Map, stamps and the predicted list: 4 + 8 + 4 bytes a page.
   const uint64_t of_head = (resident + 1) * uint64_t{model.entry_bytes()} +
-                           Blocks(context) * model.summary_bytes() + resident * uint64_t{16};
+                           Blocks(context) * model.summary_bytes(summaries) +
+                           resident * uint64_t{16};
   return of_head * LayerHeads(model) + uint64_t{context} * model.draft_bytes_per_token;
 }
 
@@ -48,10 +50,11 @@ double DenseStepBytes(const Model& model, uint32_t context, uint32_t batch,
   return static_cast<double>(weight_bytes_read + batch * DenseRequestBytes(model, context));
 }
 
-double SparseStepBytes(const Model& model, uint32_t context, uint32_t resident, uint32_t batch,
-                       uint64_t weight_bytes_read, double link_bytes) {
-  const uint64_t of_head =
-      (resident + 1) * uint64_t{model.entry_bytes()} + Blocks(context) * model.summary_bytes();
+double SparseStepBytes(const Model& model, uint32_t context, uint32_t resident,
+                       SummaryType summaries, uint32_t batch, uint64_t weight_bytes_read,
+                       double link_bytes) {
+  const uint64_t of_head = (resident + 1) * uint64_t{model.entry_bytes()} +
+                           Blocks(context) * model.summary_bytes(summaries);
   const uint64_t of_request =
       of_head * LayerHeads(model) + uint64_t{context} * model.draft_bytes_per_token;
   return static_cast<double>(weight_bytes_read + batch * of_request) + link_bytes;

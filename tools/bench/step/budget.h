@@ -10,7 +10,8 @@ namespace oasiskv::bench::step {
 // HBM of one request. Dense: its whole KV. Sparse: K + 1 pages of every head and layer, the
 // summaries of all blocks, the books, and the draft model's KV.
 uint64_t DenseRequestBytes(const Model& model, uint32_t context);
-uint64_t SparseRequestBytes(const Model& model, uint32_t context, uint32_t resident);
+uint64_t SparseRequestBytes(const Model& model, uint32_t context, uint32_t resident,
+                            SummaryType summaries);
 
 // The largest batch whose weights, activations and requests fit in `hbm`; 0: not one.
 uint32_t LargestBatch(const Model& model, uint64_t hbm, uint64_t request_bytes,
@@ -24,7 +25,8 @@ uint32_t WholeTiles(uint32_t largest, uint32_t query_rows);
 // sparse side the summaries, what the gather writes, and the draft model's KV.
 double DenseStepBytes(const Model& model, uint32_t context, uint32_t batch,
                       uint64_t weight_bytes_read);
-double SparseStepBytes(const Model& model, uint32_t context, uint32_t resident, uint32_t batch,
-                       uint64_t weight_bytes_read, double link_bytes);
+double SparseStepBytes(const Model& model, uint32_t context, uint32_t resident,
+                       SummaryType summaries, uint32_t batch, uint64_t weight_bytes_read,
+                       double link_bytes);
 
 }  // namespace oasiskv::bench::step

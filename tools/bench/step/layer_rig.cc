@@ -51,7 +51,7 @@ gpu::Shape OneLayer(const Model& model) {
   s.latent = model.latent();
   s.entry_bytes = model.entry_bytes();
   s.key_bytes = model.head_dim * Model::kElementBytes;
-  s.summary_bytes = model.summary_bytes();
+  s.summary_bytes = model.summary_bytes(s.summaries);
   return s;
 }
 
@@ -66,6 +66,8 @@ absl::StatusOr<std::unique_ptr<LayerRig>> LayerRig::Create(const Model& model,
   s.max_blocks = rig->pool_->blocks();
   s.slots = options.rows;
   s.cap = options.cap;
+  s.summaries = options.summaries;
+  s.summary_bytes = model.summary_bytes(s.summaries);
   OASISKV_RETURN_IF_ERROR(rig->MakeMemory());
   OASISKV_RETURN_IF_ERROR(rig->MakeSources());
   // What was uploaded went by the legacy stream, for which `stream` does not wait.
@@ -90,9 +92,9 @@ absl::Status LayerRig::MakeMemory() {
   const uint64_t summaries = pairs * s.max_blocks;
   OASISKV_ASSIGN_OR_RETURN(summaries_,
                            cuda::DeviceBuffer::Create(summaries * s.summary_bytes, kWhat));
-  OASISKV_RETURN_IF_ERROR(
-      Launched(FillSummaries(summaries_.data(), summaries, s.head_dim, options_.seed + 17, stream_),
-               "summaries"));
+  OASISKV_RETURN_IF_ERROR(Launched(FillSummaries(s.summaries, summaries_.data(), summaries,
+                                                 s.head_dim, options_.seed + 17, stream_),
+                                   "summaries"));
   memory_.summaries = summaries_.data();
   memory_.summaries_slot_stride =
       static_cast<int64_t>(uint64_t{s.kv_heads} * s.max_blocks * s.summary_bytes);
@@ -101,6 +103,7 @@ absl::Status LayerRig::MakeMemory() {
   const uint64_t items = pairs * s.resident;
   const uint64_t map = carver.Take<int32_t>(items), stamps = carver.Take<uint64_t>(items),
                  predicted = carver.Take<int32_t>(items),
+                 scores = carver.Take<std::byte>(gpu::ScoreBytes(s, s.slots)),
                  state = carver.Take<gpu::SlotState>(s.slots),
                  slots = carver.Take<int32_t>(s.slots), count = carver.Take<uint32_t>(1);
   OASISKV_ASSIGN_OR_RETURN(books_, cuda::DeviceBuffer::Create(carver.size(), kWhat));
@@ -109,6 +112,7 @@ absl::Status LayerRig::MakeMemory() {
   memory_.map = reinterpret_cast<int32_t*>(base + map);
   memory_.stamps = reinterpret_cast<uint64_t*>(base + stamps);
   memory_.predicted = reinterpret_cast<int32_t*>(base + predicted);
+  memory_.scores = reinterpret_cast<float*>(base + scores);
   memory_.state = reinterpret_cast<gpu::SlotState*>(base + state);
   gpu::SlotState start;
   start.complete = s.max_blocks;
@@ -240,13 +244,14 @@ absl::StatusOr<LayerStageSeconds> LayerRig::StageSeconds(uint32_t warmup, uint32
 }
 
 absl::StatusOr<Calibration> CalibrateChurn(const Model& model, std::shared_ptr<const HostPool> pool,
-                                           uint32_t resident, double wanted, double tolerance,
-                                           cudaStream_t stream) {
+                                           uint32_t resident, SummaryType summaries, double wanted,
+                                           double tolerance, cudaStream_t stream) {
   constexpr uint32_t kPairs = 128, kSteps = 12, kTurns = 24;
   LayerRigOptions options;
   options.rows = std::max(1u, kPairs / model.kv_heads);
   options.resident = resident;
   options.cap = resident;
+  options.summaries = summaries;
   OASISKV_ASSIGN_OR_RETURN(std::unique_ptr<LayerRig> rig,
                            LayerRig::Create(model, std::move(pool), options, stream));
   // Churn grows with 1 - a, which is searched by its logarithm.

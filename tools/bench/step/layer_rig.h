@@ -24,6 +24,7 @@ gpu::Shape OneLayer(const Model& model);
 
 struct LayerRigOptions {
   uint32_t rows = 0, resident = 128, cap = 0;
+  SummaryType summaries = SummaryType::kAsKeys;
   GatherGrid grid;
   float a = 1;
   uint64_t seed = 1;
@@ -75,7 +76,7 @@ struct Calibration {
   double churn = 0;
 };
 absl::StatusOr<Calibration> CalibrateChurn(const Model& model, std::shared_ptr<const HostPool> pool,
-                                           uint32_t resident, double wanted, double tolerance,
-                                           cudaStream_t stream);
+                                           uint32_t resident, SummaryType summaries, double wanted,
+                                           double tolerance, cudaStream_t stream);
 
 }  // namespace oasiskv::bench::step

@@ -30,6 +30,8 @@ ABSL_FLAG(std::string, host_bytes, "64GiB",
 ABSL_FLAG(uint32_t, resident, 128, "K: resident blocks per head, layer and request.");
 ABSL_FLAG(std::vector<std::string>, ratios, std::vector<std::string>({"0.05"}),
           "Fetch ratios of the sparse side.");
+ABSL_FLAG(std::string, summaries, "as_keys",
+          "What the working set keeps key summaries as: as_keys (BF16) or fp8 (E4M3).");
 ABSL_FLAG(std::vector<std::string>, batches, {},
           "Batches of both sides. Empty: of each side the largest that --hbm holds.");
 ABSL_FLAG(double, churn, 17, "Blocks of the true top-K that change per head and step.");
@@ -103,6 +105,11 @@ absl::StatusOr<RunOptions> OptionsFromFlags() {
     }
     o.batches.push_back(batch);
   }
+  const std::string summaries = absl::GetFlag(FLAGS_summaries);
+  if (summaries != "as_keys" && summaries != "fp8") {
+    return Refuse(absl::StrCat("--summaries=", summaries, " is neither as_keys nor fp8"));
+  }
+  if (summaries == "fp8") o.summaries = SummaryType::kFloat8;
   o.churn = absl::GetFlag(FLAGS_churn);
   if (!(o.churn > 0) || o.churn >= o.resident) {
     return Refuse(

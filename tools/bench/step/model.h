@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "oasiskv/selection.h"
 
 namespace oasiskv::bench::step {
 
@@ -38,7 +39,9 @@ struct Model {
   uint32_t entry_bytes() const {
     return kBlockTokens * head_dim * kElementBytes * (latent() ? 1 : 2);
   }
-  uint32_t summary_bytes() const { return 2 * head_dim * kElementBytes; }
+  uint32_t summary_bytes(SummaryType type) const {
+    return 2 * head_dim * (type == SummaryType::kFloat8 ? 1 : kElementBytes);
+  }
   uint64_t kv_bytes_per_token() const { return uint64_t{layers} * kv_columns() * kElementBytes; }
   // Weights of one layer; what one step of `rows` rows reads of them (not all experts are hit by
   // few rows); all weights with embedding and LM head.

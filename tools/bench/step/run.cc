@@ -156,8 +156,8 @@ absl::Status DeviceRun::MakePool() {
       "HBM read %.0f GB/s; copy engine %.1f, gather %.1f, beside a reading kernel "
       "%.1f",
       c.hbm_read / 1e9, c.copy_engine / 1e9, c.gather_alone / 1e9, c.gather_beside / 1e9));
-  OASISKV_ASSIGN_OR_RETURN(walk_, CalibrateChurn(o_.model, pool_, o_.resident, o_.churn,
-                                                 kChurnTolerance, stream_.get()));
+  OASISKV_ASSIGN_OR_RETURN(walk_, CalibrateChurn(o_.model, pool_, o_.resident, o_.summaries,
+                                                 o_.churn, kChurnTolerance, stream_.get()));
   results_.churn = walk_.churn;
   results_.info.walk = walk_.a;
   Say(absl::StrFormat("churn %.2f of %d blocks per head and step: queries walk with a = %.6f",
@@ -168,7 +168,7 @@ absl::Status DeviceRun::MakePool() {
 absl::Status DeviceRun::RunSparseSide() {
   OASISKV_ASSIGN_OR_RETURN(
       const std::vector<uint32_t> batches,
-      BatchesOf("sparse", SparseRequestBytes(o_.model, o_.context, o_.resident), 2));
+      BatchesOf("sparse", SparseRequestBytes(o_.model, o_.context, o_.resident, o_.summaries), 2));
   for (const uint32_t batch : batches) {
     for (const double ratio : o_.ratios) {
       Say(absl::StrFormat("sparse, batch %d, ratio %.2f", batch, ratio));
@@ -177,6 +177,7 @@ absl::Status DeviceRun::RunSparseSide() {
                             .resident = o_.resident,
                             .warmup = o_.warmup,
                             .ratio = ratio,
+                            .summaries = o_.summaries,
                             .walk = walk_.a,
                             .grid = o_.grid,
                             .rounds = rounds_,

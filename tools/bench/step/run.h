@@ -17,6 +17,7 @@ struct RunOptions {
   uint64_t hbm = 0, host_bytes = 0;  // of one GPU; of all GPUs together
   std::vector<double> ratios;
   std::vector<uint32_t> batches;  // empty: the largest that fits, of each side
+  SummaryType summaries = SummaryType::kAsKeys;
   double churn = 17;
   uint32_t rounds = 5, steps = 20, warmup = 60;
   GatherGrid grid;

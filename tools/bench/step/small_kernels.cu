@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "client/working_set/float8.h"
 #include "tools/bench/step/small_kernels.h"
 
 namespace oasiskv::bench::step {
@@ -181,7 +182,18 @@ __global__ void SummariseKernel(FrameShape shape, std::byte* frames) {
   }
 }
 
-__global__ void FillSummariesKernel(__nv_bfloat16* to, uint64_t count, uint32_t head_dim,
+// Number `at` of a summary pool: a minimum, or a maximum (`up`).
+__device__ void StoreSummary(SummaryType type, void* pool, uint64_t at, float value, bool up) {
+  const __nv_bfloat16 key = __float2bfloat16(value);
+  if (type == SummaryType::kFloat8) {
+    static_cast<uint8_t*>(pool)[at] =
+        static_cast<uint8_t>(BFloat16Format::ToFloat8(__bfloat16_as_ushort(key), up));
+  } else {
+    static_cast<__nv_bfloat16*>(pool)[at] = key;
+  }
+}
+
+__global__ void FillSummariesKernel(SummaryType type, void* to, uint64_t count, uint32_t head_dim,
                                     uint64_t seed) {
   const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
   for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count * head_dim;
@@ -192,9 +204,9 @@ __global__ void FillSummariesKernel(__nv_bfloat16* to, uint64_t count, uint32_t 
       min = fminf(min, fminf(n.x, n.y));
       max = fmaxf(max, fmaxf(n.x, n.y));
     }
-    __nv_bfloat16* summary = to + i / head_dim * 2 * head_dim + i % head_dim;
-    summary[0] = __float2bfloat16(min);
-    summary[head_dim] = __float2bfloat16(max);
+    const uint64_t at = i / head_dim * 2 * head_dim + i % head_dim;
+    StoreSummary(type, to, at, min, false);
+    StoreSummary(type, to, at + head_dim, max, true);
   }
 }
 
@@ -284,10 +296,10 @@ LaunchError SummariseFrames(const FrameShape& shape, std::byte* frames, uint32_t
   return Launched();
 }
 
-LaunchError FillSummaries(void* to, uint64_t count, uint32_t head_dim, uint64_t seed,
-                          Stream stream) {
-  FillSummariesKernel<<<Ctas(count * head_dim), kThreads, 0, stream>>>(
-      static_cast<__nv_bfloat16*>(to), count, head_dim, seed);
+LaunchError FillSummaries(SummaryType type, void* to, uint64_t count, uint32_t head_dim,
+                          uint64_t seed, Stream stream) {
+  FillSummariesKernel<<<Ctas(count * head_dim), kThreads, 0, stream>>>(type, to, count, head_dim,
+                                                                       seed);
   return Launched();
 }
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "oasiskv/selection.h"
 #include "tools/bench/step/attention.h"
 
 namespace oasiskv::bench::step {
@@ -53,8 +54,8 @@ struct FrameShape {
 LaunchError SummariseFrames(const FrameShape& shape, std::byte* frames, uint32_t count,
                             Stream stream);
 
-// Summaries as 16 tokens of unit normal keys give them, [count][min|max][head_dim], BF16.
-LaunchError FillSummaries(void* to, uint64_t count, uint32_t head_dim, uint64_t seed,
-                          Stream stream);
+// Summaries as 16 tokens of unit normal BF16 keys give them, [count][min|max][head_dim].
+LaunchError FillSummaries(SummaryType type, void* to, uint64_t count, uint32_t head_dim,
+                          uint64_t seed, Stream stream);
 
 }  // namespace oasiskv::bench::step

@@ -92,6 +92,7 @@ absl::Status SparseSide::MakeWorkingSet(std::shared_ptr<const HostPool> pool) {
   o.base.query_heads = model_.query_heads;
   o.base.resident_blocks = options_.resident;
   o.base.fetch_ratio = options_.ratio;
+  o.base.summaries = options_.summaries;
   o.base.max_requests = options_.batch;
   o.base.max_blocks = pool->blocks() + steps / Model::kBlockTokens + 2;
   OASISKV_CUDA_RETURN(cudaGetDevice(&o.device));
@@ -230,7 +231,8 @@ absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
   result.side = "sparse";
   result.batch = options.batch;
   result.ratio = options.ratio;
-  result.request_bytes = SparseRequestBytes(model, options.context, options.resident);
+  result.request_bytes =
+      SparseRequestBytes(model, options.context, options.resident, options.summaries);
   result.eager = options.eager;
   uint32_t cap = 0;
   {
@@ -264,8 +266,9 @@ absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
     result.refused =
         static_cast<double>(after.refused_by_cap - before.refused_by_cap) / steps / heads;
     result.link_bytes = fetched * model.entry_bytes();
-    result.hbm_bytes = SparseStepBytes(model, options.context, options.resident, options.batch,
-                                       side->foreground().weight_bytes_read(), result.link_bytes);
+    result.hbm_bytes =
+        SparseStepBytes(model, options.context, options.resident, options.summaries, options.batch,
+                        side->foreground().weight_bytes_read(), result.link_bytes);
     result.bound_seconds =
         std::max(result.hbm_bytes / ceilings.hbm_read, result.link_bytes / ceilings.gather_alone);
 
@@ -287,6 +290,7 @@ absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
   LayerRigOptions rig_options{.rows = options.batch,
                               .resident = options.resident,
                               .cap = cap,
+                              .summaries = options.summaries,
                               .grid = options.grid,
                               .a = options.walk,
                               .seed = 23};

@@ -19,6 +19,7 @@ namespace oasiskv::bench::step {
 struct SparseOptions {
   uint32_t context = 0, batch = 0, resident = 128, warmup = 60;
   double ratio = 0.05;
+  SummaryType summaries = SummaryType::kAsKeys;
   float walk = 1;  // a of the queries' walk
   GatherGrid grid;
   RoundPlan rounds;

@@ -14,6 +14,10 @@ double Milli(double seconds) { return seconds * 1e3; }
 
 double FractionOfBound(const SideResult& r) { return r.bound_seconds / r.step_seconds.median; }
 
+const char* SummariesOf(const RunOptions& o) {
+  return o.summaries == SummaryType::kFloat8 ? "fp8" : "as_keys";
+}
+
 double ExposedWaitMicros(const RunOptions& o, const SideResult& r) {
   return (r.step_seconds.median - r.foreground_seconds) / o.model.layers * 1e6;
 }
@@ -73,9 +77,9 @@ void PrintTables(const RunOptions& o, const DeviceResults& results) {
         info.gather_loads, Giga(c.gather_beside), Giga(c.hbm_read_beside));
     std::printf(
         "\nhost memory: %.1f GB, %u distinct sequences a GPU, which requests share; "
-        "churn asked %.1f, measured %.2f of %u",
+        "churn asked %.1f, measured %.2f of %u; summaries %s",
         Giga(static_cast<double>(info.host_bytes)), info.host_sequences, o.churn, results.churn,
-        info.resident);
+        info.resident, SummariesOf(o));
   }
   std::printf("\n\n%-6s %5s %6s %9s %16s %14s %9s %9s %7s %8s %8s %8s\n", "side", "batch", "ratio",
               "fetched", "tokens/s", "TPOT ms", "HBM GB", "link GB", "GB/s", "bound ms", "of bound",
@@ -156,6 +160,7 @@ void PrintJson(const RunOptions& o, const DeviceResults& results) {
     }
     if (r.side == "sparse") {
       j.update({{"ratio", r.ratio},
+                {"summaries", SummariesOf(o)},
                 {"churn", r.churn},
                 {"fetched", r.fetched},
                 {"refused", r.refused},
