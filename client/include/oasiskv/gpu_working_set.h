@@ -146,6 +146,7 @@ class OASISKV_EXPORT GpuWorkingSet {
   virtual absl::Status Leave(RequestSlot slot) = 0;
 
   // The rows of the following steps. Joins the background streams. Not in a capture.
+  // INVALID_ARGUMENT beyond max_rows, and for a slot that is free or named twice.
   virtual absl::Status SetRows(std::span<const RequestSlot> slots, GpuStream stream) = 0;
   virtual GpuRows Rows() const = 0;
 
