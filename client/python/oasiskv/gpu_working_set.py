@@ -135,8 +135,8 @@ class GpuWorkingSet(Handle):
         call("gpu_working_set_submit", self.raw, layer, *self._queries(queries, query_type), stream_handle(stream))
 
     def submit_topk(self, layer: int, topk, k: int = None, stream=None) -> None:
-        """int32 [rows, kv_heads, k] in GPU memory, best first, -1 for padding, kept as queries are; `k` goes with a bare
-        address."""
+        """int32 [rows, kv_heads, k] in GPU memory, best first, -1 for padding, kept as queries are; `k` goes with a
+        bare address."""
         if not isinstance(topk, int):
             array = device_array(topk, "topk")
             if (array.kind, array.itemsize) != ("i", 4) or len(array.shape) != 3 or array.row_stride("topk") not in (
