@@ -83,7 +83,10 @@ absl::StatusOr<gpu::Shape> ShapeOf(const GpuWorkingSetOptions& options) {
                     .latent = geometry.packing == Packing::kLatent,
                     .entry_bytes = geometry.entry_bytes(),
                     .key_bytes = geometry.key_bytes(),
-                    .summary_bytes = geometry.summary_bytes(),
+                    .summary_bytes = base.summaries == SummaryType::kFloat8
+                                         ? 2 * geometry.head_dim
+                                         : geometry.summary_bytes(),
+                    .summaries = base.summaries,
                     .resident = base.resident_blocks,
                     .max_blocks = base.max_blocks,
                     .slots = base.max_requests,

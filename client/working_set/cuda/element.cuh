@@ -11,12 +11,15 @@
 
 namespace oasiskv::gpu {
 
-// Two neighbouring elements, as they lie in memory, and their values. All conversions are exact.
+// Two neighbouring elements: as they lie in memory (Bits), as the arithmetic has them (Loaded), and
+// their values. All conversions are exact.
 template <Element kElement>
 struct ElementPair {
   using Bits = uint32_t;
+  using Loaded = uint32_t;
   static constexpr uint32_t kBytes = 2;
-  __device__ static float2 Values(Bits bits) {
+  __device__ static Loaded Load(Bits bits) { return bits; }
+  __device__ static float2 Values(Loaded bits) {
     if constexpr (kElement == Element::kBFloat16) {
       return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
     } else {
@@ -27,8 +30,25 @@ struct ElementPair {
 template <>
 struct ElementPair<Element::kFloat32> {
   using Bits = float2;
+  using Loaded = float2;
   static constexpr uint32_t kBytes = 4;
-  __device__ static float2 Values(Bits bits) { return bits; }
+  __device__ static Loaded Load(Bits bits) { return bits; }
+  __device__ static float2 Values(Loaded bits) { return bits; }
+};
+// Every E4M3 number is a float16 one, and its NaN is a NaN there.
+template <>
+struct ElementPair<Element::kFloat8> {
+  using Bits = uint16_t;
+  using Loaded = uint32_t;
+  static constexpr uint32_t kBytes = 1;
+  __device__ static Loaded Load(Bits bits) {
+    Loaded out;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(out) : "h"(bits));
+    return out;
+  }
+  __device__ static float2 Values(Loaded bits) {
+    return ElementPair<Element::kFloat16>::Values(bits);
+  }
 };
 
 __device__ inline float LoadQuery(const void* queries, QueryType type, int64_t index) {

@@ -29,11 +29,6 @@ absl::StatusOr<std::unique_ptr<GpuWorkingSet>> GpuWorkingSetImpl::Create(
     GpuWorkingSetOptions options) {
   if (options.max_rows == 0) options.max_rows = options.base.max_requests;
   OASISKV_ASSIGN_OR_RETURN(const gpu::Shape shape, ShapeOf(options));
-  if (options.base.summaries != SummaryType::kAsKeys) {
-    return MakeError(ErrorCode::kUnsupported,
-                     "WorkingSetOptions.summaries is kFloat8; the cuda backend keeps summaries in "
-                     "the keys' type only: kAsKeys");
-  }
   int devices = 0;
   if (auto s = cuda::ToStatus(cudaGetDeviceCount(&devices), "cudaGetDeviceCount"); !s.ok()) {
     return Annotate(s, "no GPU can be used");

@@ -13,8 +13,8 @@ namespace oasiskv::gpu {
 
 using Stream = CUstream_st*;  // cudaStream_t
 
-// Values equal those of oasiskv::ElementType.
-enum class Element : uint8_t { kFloat16 = 1, kBFloat16 = 2, kFloat32 = 3 };
+// Values equal those of oasiskv::ElementType. kFloat8 (E4M3) is of summaries alone.
+enum class Element : uint8_t { kFloat16 = 1, kBFloat16 = 2, kFloat32 = 3, kFloat8 = 4 };
 
 // Constant for the life of a working set; passed to kernels by value.
 struct Shape {
@@ -29,8 +29,8 @@ struct Shape {
   uint32_t key_bytes = 0;      // one token of one head
   uint32_t summary_bytes = 0;  // of the pool: min[dim] then max[dim]
   SummaryType summaries = SummaryType::kAsKeys;  // the pool's; in frames they are as keys
-  uint32_t resident = 0;       // K
-  uint32_t max_blocks = 0;     // of one request, prefill and decoded together
+  uint32_t resident = 0;                         // K
+  uint32_t max_blocks = 0;                       // of one request, prefill and decoded together
   uint32_t slots = 0;
   uint32_t cap = 0;  // C: blocks that one head may change in a step
   GroupCombine combine = GroupCombine::kMax;
@@ -79,7 +79,7 @@ struct LayerMemory {
   // [slot][head][K]: the clock of the Commit that brought a page's entry from the source, 0: it did
   // not come from there. Needed where Resolve may evict what was never attended; else null.
   uint32_t* entered = nullptr;
-  float* scores = nullptr;            // ScoreTopK's own, ScoreBytes of them; layers may share it
+  float* scores = nullptr;  // ScoreTopK's own, ScoreBytes of them; layers may share it
 };
 
 // The rows of a step: row r is request slot slots[r]; rows at and beyond *count do nothing. Kernels

@@ -3,6 +3,7 @@
 
 #include "client/working_set/cuda/kernels.h"
 #include "client/working_set/cuda/rank.h"
+#include "client/working_set/cuda/score_float8.h"
 #include "client/working_set/cuda/score_kernel.cuh"
 #include "client/working_set/cuda/score_tuning.h"
 
@@ -15,8 +16,6 @@ constexpr uint32_t kMostGroup = 1024, kMostBlocks = 65536;  // sizes below fit 3
 constexpr uint32_t kChunkTiles = 6 * kStreamWarps;
 constexpr uint64_t kMostTiles = uint64_t{1} << 31;
 
-using ScoreKernelPointer = void (*)(ScoreArgs);
-
 template <uint32_t kHeads, bool kShrunk>
 ScoreKernelPointer KernelOf(Element element) {
   switch (element) {
@@ -26,6 +25,8 @@ ScoreKernelPointer KernelOf(Element element) {
       return ScoreKernel<Element::kBFloat16, kHeads, kShrunk>;
     case Element::kFloat32:
       return ScoreKernel<Element::kFloat32, kHeads, kShrunk>;
+    case Element::kFloat8:  // ScoreKernelOfFloat8
+      break;
   }
   return nullptr;
 }
@@ -87,6 +88,9 @@ LaunchError CheckShape(const Shape& shape, const Rows& rows, uint32_t passes) {
   if (shape.head_dim == 0 || shape.head_dim % 8 != 0) {
     return "score: head_dim is not a multiple of 8";
   }
+  if (shape.summaries == SummaryType::kFloat8 && shape.head_dim % 16 != 0) {
+    return "score: head_dim is not a multiple of 16, which summaries in 8 bits need";
+  }
   if (shape.group == 0 || shape.resident == 0) return "score: group or resident blocks are 0";
   if (shape.group > kMostGroup || shape.max_blocks > kMostBlocks) {
     return "score: more than 1024 query heads of a KV head, or more than 65536 blocks";
@@ -147,11 +151,16 @@ LaunchError ScoreTopKTuned(const Shape& shape, const LayerMemory& mem, const Row
   if (tuning.units != 0) args.room = std::min(args.room, tuning.units);
 
   const bool shrunk = shape.far != 0.0f;
-  const ScoreKernelPointer kernel = heads == kFewHeads
-                                        ? shrunk ? KernelOf<kFewHeads, true>(shape.element)
-                                                 : KernelOf<kFewHeads, false>(shape.element)
-                                    : shrunk ? KernelOf<kManyHeads, true>(shape.element)
-                                             : KernelOf<kManyHeads, false>(shape.element);
+  ScoreKernelPointer kernel = nullptr;
+  if (shape.summaries == SummaryType::kFloat8) {
+    kernel = ScoreKernelOfFloat8(heads, shrunk);
+  } else if (heads == kFewHeads) {
+    kernel = shrunk ? KernelOf<kFewHeads, true>(shape.element)
+                    : KernelOf<kFewHeads, false>(shape.element);
+  } else {
+    kernel = shrunk ? KernelOf<kManyHeads, true>(shape.element)
+                    : KernelOf<kManyHeads, false>(shape.element);
+  }
   if (kernel == nullptr) return "score: element type unknown";
   cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                            cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);

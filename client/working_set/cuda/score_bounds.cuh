@@ -94,7 +94,7 @@ class Bounds {
       }
 #pragma unroll
       for (uint32_t i = 0; i < kPlaces; ++i) {
-        const auto min = mins[i], max = maxs[i];
+        const auto min = Pair::Load(mins[i]), max = Pair::Load(maxs[i]);
         if constexpr (kPicks) {
 #pragma unroll
           for (uint32_t h = 0; h < kHeads; ++h) {

@@ -68,14 +68,16 @@ __device__ inline void WaitOldest(uint32_t stages) {
 
 // A stage holds 128 bytes of the minima, then of the maxima, of 16 blocks, block after block. What
 // the 8 threads of a block read at a time is a unit of 16 elements; units are exchanged within a
-// half by the block's number, so that the four blocks that a warp reads at a time lie in different
-// banks.
+// half by the block's number modulo 4, so that what a warp reads of neighbouring blocks lies in
+// different banks.
 template <Element kElement>
 struct StageLayout {
   static constexpr uint32_t kUnit = kLanes * ElementPair<kElement>::kBytes;
   static constexpr uint32_t kUnits = kSegment / kUnit;
   static constexpr uint32_t kDims = kSegment / ElementPair<kElement>::kBytes;
-  __device__ static uint32_t Swizzle(uint32_t block) { return (block & (kUnits - 1)) * kUnit; }
+  __device__ static uint32_t Swizzle(uint32_t block) {
+    return (block & (kUnits < 4 ? kUnits - 1 : 3)) * kUnit;
+  }
 };
 
 // The filling end of a warp's ring, for one batch of `tiles` tiles.

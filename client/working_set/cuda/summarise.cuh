@@ -100,6 +100,8 @@ __device__ inline void SummariseWarp(Element element, SummaryType type, uint32_t
                                                        summary, lane);
     case Element::kFloat32:
       return SummarisePieces<MinMax32>(type, key_bytes, keys, token_stride, tokens, summary, lane);
+    case Element::kFloat8:  // of no key
+      return;
   }
 }
 
