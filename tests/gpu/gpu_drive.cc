@@ -29,6 +29,7 @@ WorkingSetOptions OptionsOf(const Case& c) {
   o.mode = c.miss == GpuMissPolicy::kDemand ? c.mode : SelectionMode::kCapped;
   o.combine = c.combine;
   o.bound_weight = c.bound_weight;
+  o.summaries = c.summaries;
   o.max_requests = 4;
   o.max_blocks = 100;
   o.late_deadline = std::chrono::seconds(60);
@@ -96,8 +97,8 @@ std::shared_ptr<FakeSource> Drive::MakeSource(uint64_t tokens, uint64_t seed) {
   if (local && case_.parts > 0) {
     return std::make_shared<PartsSource>(g, tokens, seed, case_.parts);
   }
-  if (local) return std::make_shared<LocalSource>(g, tokens, seed);
-  auto source = std::make_shared<FakeSource>(g, tokens, seed);
+  if (local) return std::make_shared<LocalSource>(g, tokens, seed, Grain());
+  auto source = std::make_shared<FakeSource>(g, tokens, seed, Grain());
   source->polls = static_cast<int>(rng_() % 3);
   return source;
 }
@@ -106,7 +107,7 @@ void Drive::Join() {
   const Geometry& g = options_.geometry;
   const uint64_t tokens = rng_() % 120, seed = rng_();
   Request request;
-  request.cpu = std::make_shared<FakeSource>(g, tokens, seed);
+  request.cpu = std::make_shared<FakeSource>(g, tokens, seed, Grain());
   request.gpu = MakeSource(tokens, seed);
   if (rng_() % 2 == 0 && g.BlocksFor(tokens) > 0) {
     for (FakeSource* source : {request.cpu.get(), request.gpu.get()}) {

@@ -38,6 +38,7 @@ struct Case {
   double ratio = 0.25;
   GroupCombine combine = GroupCombine::kMax;
   double bound_weight = 1.0;
+  SummaryType summaries = SummaryType::kAsKeys;
   Where where = Where::kLocal;
   Layout layout = Layout::kOwn;
   Predict predict = Predict::kQueries;
@@ -103,6 +104,9 @@ class Drive {
   void ComparePlan(uint32_t layer, RequestSlot slot, const std::vector<int32_t>& map);
   void CompareResolved(uint32_t layer, const GpuResolved& resolved,
                        const std::vector<RequestSlot>& rows);
+
+  // Keys that are not exact in 8 bits, where summaries are.
+  uint32_t Grain() const { return case_.summaries == SummaryType::kFloat8 ? 32 : 1; }
 
   const Case case_;
   std::mt19937_64 rng_;

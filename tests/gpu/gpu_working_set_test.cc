@@ -104,5 +104,25 @@ INSTANTIATE_TEST_SUITE_P(Parts, PlansTest,
                                               .parts = 2}),
                          [](const auto& one) { return one.param.name; });
 
+INSTANTIATE_TEST_SUITE_P(Float8, PlansTest,
+                         testing::Values(Case{.name = "float8", .summaries = SummaryType::kFloat8},
+                                         Case{.name = "float8_exact_mixed",
+                                              .mode = SelectionMode::kExact,
+                                              .summaries = SummaryType::kFloat8,
+                                              .where = Where::kMixed},
+                                         Case{.name = "float8_latent_remote",
+                                              .element = ElementType::kFloat16,
+                                              .packing = Packing::kLatent,
+                                              .ratio = 0.5,
+                                              .summaries = SummaryType::kFloat8,
+                                              .where = Where::kRemote},
+                                         Case{.name = "float8_normalized_engine_pages",
+                                              .element = ElementType::kFloat32,
+                                              .combine = GroupCombine::kNormalizedMax,
+                                              .bound_weight = 0.5,
+                                              .summaries = SummaryType::kFloat8,
+                                              .layout = Layout::kNhdWithTable}),
+                         [](const auto& one) { return one.param.name; });
+
 }  // namespace
 }  // namespace oasiskv::gpu_test

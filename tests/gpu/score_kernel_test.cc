@@ -1,6 +1,7 @@
 // ScoreTopK against ScoreBlocks and TopK of the cpu backend: the same blocks in the same order.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -238,9 +239,120 @@ TEST(ScoreKernelTest, WhatDoesNotFitIsNamed) {
   rig.shape.max_blocks = 100;
   rig.shape.head_dim = 4;
   EXPECT_STRNE(rig.Score(), nullptr);
+  rig.shape.head_dim = 24;
+  rig.shape.summaries = SummaryType::kFloat8;
+  rig.shape.summary_bytes = 48;
+  EXPECT_STRNE(rig.Score(), nullptr);
+  rig.shape.summaries = SummaryType::kAsKeys;
+  rig.shape.summary_bytes = 2 * rig.shape.key_bytes;
   rig.shape.head_dim = options.head_dim;
   rig.mem.scores = nullptr;
   EXPECT_STRNE(rig.Score(), nullptr);
+}
+
+ScoreOptions Float8Options(uint64_t seed) {
+  ScoreOptions options;
+  options.summaries = SummaryType::kFloat8;
+  options.element = kElements[seed % 3];
+  options.query_type = static_cast<QueryType>(seed / 3 % 3);
+  options.seed = seed;
+  return options;
+}
+
+TEST(Float8ScoreTest, EveryTypeCombineAndWeight) {
+  OASISKV_NEEDS_GPU();
+  uint64_t seed = 700;
+  for (int types = 0; types < 3; ++types) {
+    for (GroupCombine combine : kCombines) {
+      for (double weight : {1.0, 0.5, 0.0}) {
+        for (uint32_t group : {4u, 7u}) {
+          ScoreOptions options = Float8Options(seed++);
+          options.group = group;
+          options.combine = combine;
+          options.bound_weight = weight;
+          options.resident = options.max_blocks;  // the order of all
+          ExpectSame(options);
+        }
+      }
+    }
+  }
+}
+
+// Halves that end within a stage, with it, and beyond it.
+TEST(Float8ScoreTest, EveryDimensionAndGroup) {
+  OASISKV_NEEDS_GPU();
+  uint64_t seed = 800;
+  for (uint32_t dim : {16u, 32u, 48u, 112u, 128u, 144u, 256u, 576u}) {
+    for (uint32_t group : {1u, 3u, 4u, 5u, 8u, 16u}) {
+      ScoreOptions options = Float8Options(seed++);
+      options.head_dim = dim;
+      options.group = group;
+      options.combine = kCombines[seed % 4];
+      options.kv_heads = 1;
+      options.slots = options.max_rows = 2;
+      options.max_blocks = 40;
+      options.resident = 40;
+      ExpectSame(options);
+    }
+  }
+}
+
+TEST(Float8ScoreTest, TiesGoToTheLowerBlock) {
+  OASISKV_NEEDS_GPU();
+  for (uint32_t resident : {1u, 100u, 300u, 1024u}) {
+    ScoreOptions options = Float8Options(900 + resident);
+    options.keys = Keys::kFew;
+    options.head_dim = 64;
+    options.max_blocks = 1100;
+    options.resident = resident;
+    options.group = 1 + resident % 3;
+    ExpectSame(options);
+  }
+}
+
+// NaN, 448 for all that is greater, subnormals, zeros of both signs; minima above maxima.
+TEST(Float8ScoreTest, NumbersOfEveryKind) {
+  OASISKV_NEEDS_GPU();
+  uint64_t seed = 1000;
+  for (Keys keys : {Keys::kSpecial, Keys::kAnyBits}) {
+    for (GroupCombine combine : kCombines) {
+      for (double weight : {1.0, 0.7}) {
+        for (bool special_queries : {false, true}) {
+          ScoreOptions options = Float8Options(seed++);
+          options.combine = combine;
+          options.bound_weight = weight;
+          options.keys = keys;
+          options.special_queries = special_queries;
+          options.head_dim =
+              seed % 3 == 0 ? 16 : 64;  // with 16 some blocks of any bits have no NaN
+          options.group = 1 + seed % 5;
+          options.max_blocks = options.resident = 300;
+          ExpectSame(options);
+        }
+      }
+    }
+  }
+}
+
+TEST(Float8ScoreTest, EveryNumberOfBlocksAndLayOverTheGpu) {
+  OASISKV_NEEDS_GPU();
+  for (uint32_t blocks : {1u, 15u, 17u, 129u, 2048u, 8192u}) {
+    ScoreOptions options = Float8Options(1100 + blocks);
+    options.max_blocks = blocks;
+    options.resident = std::min(128u, blocks);
+    if (blocks == 2048) options.head_dim = 256;  // two stages a tile
+    options.group = blocks == 129 ? 10 : 4;
+    ScoreRig rig(options);
+    for (uint32_t slot = 0; slot < options.slots; ++slot) {
+      rig.SetBlocks(slot, blocks - slot * (blocks / 5), 3);
+    }
+    ExpectSame(rig, options);
+    for (uint32_t stages : {1u, 2u, 3u}) {
+      ExpectSame(rig, options, {.stages = stages, .together = 1});
+      ExpectSame(rig, options, {.stages = stages, .chunk = 8 * stages});
+    }
+    ExpectSame(rig, options, {.units = 2, .processors = 7});
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "client/working_set/element.h"
+#include "client/working_set/float8_summary.h"
 #include "client/working_set/score.h"
 #include "client/working_set/summary.h"
 #include "client/working_set/topk.h"
@@ -62,7 +63,8 @@ uint32_t SpecialBits(gpu::Element element, uint32_t which) {
 
 std::string Describe(const ScoreOptions& o) {
   std::ostringstream out;
-  out << "element " << static_cast<int>(o.element) << ", queries " << static_cast<int>(o.query_type)
+  out << "element " << static_cast<int>(o.element) << ", summaries "
+      << static_cast<int>(o.summaries) << ", queries " << static_cast<int>(o.query_type)
       << ", heads " << o.kv_heads << " x " << o.group << ", dim " << o.head_dim << ", K "
       << o.resident << ", blocks " << o.max_blocks << ", combine " << static_cast<int>(o.combine)
       << ", weight " << o.bound_weight << ", keys " << static_cast<int>(o.keys)
@@ -105,7 +107,8 @@ ScoreRig::ScoreRig(const ScoreOptions& options) : options_(options), random_(opt
   shape.block_tokens = kBlockTokens;
   shape.element = options.element;
   shape.key_bytes = options.head_dim * element_bytes;
-  shape.summary_bytes = 2 * shape.key_bytes;
+  shape.summaries = options.summaries;
+  shape.summary_bytes = 2 * (float8() ? options.head_dim : shape.key_bytes);
   shape.entry_bytes = 2 * kBlockTokens * shape.key_bytes;
   shape.resident = options.resident;
   shape.max_blocks = options.max_blocks;
@@ -139,11 +142,12 @@ ScoreRig::ScoreRig(const ScoreOptions& options) : options_(options), random_(opt
 void ScoreRig::MakeSummaries() {
   const size_t all = size_t{options_.slots} * options_.kv_heads * options_.max_blocks;
   summaries = Array<std::byte>(all * shape.summary_bytes);
+  std::vector<std::byte> of_block(2 * shape.key_bytes);
   for (size_t i = 0; i < all; ++i) {
     std::byte* const to = summaries.host.data() + i * shape.summary_bytes;
     if (options_.keys == Keys::kAnyBits) {
       const auto bits = MakeKeys(shape.element, options_.keys, 2 * shape.head_dim, random_);
-      std::memcpy(to, bits.data(), bits.size());
+      std::memcpy(to, bits.data(), shape.summary_bytes);
       continue;
     }
     // A special number is rare enough that many blocks have none.
@@ -151,7 +155,17 @@ void ScoreRig::MakeSummaries() {
         options_.keys == Keys::kSpecial && random_() % 3 != 0 ? Keys::kNumbers : options_.keys;
     const auto keys = MakeKeys(shape.element, kind, kKeysOfBlock * shape.head_dim, random_);
     SummariseKeys(TypeOf(shape.element), shape.head_dim, keys.data(), shape.key_bytes, kKeysOfBlock,
-                  to);
+                  of_block.data());
+    if (float8()) {
+      SummaryToFloat8(TypeOf(shape.element), shape.head_dim, of_block.data(), to);
+    } else {
+      std::memcpy(to, of_block.data(), of_block.size());
+    }
+  }
+  if (float8()) {
+    for (std::byte code : summaries.host) {
+      widened_.push_back(Float8ToFloat(static_cast<uint8_t>(code)));
+    }
   }
   summaries.Upload();
 }
@@ -213,9 +227,16 @@ std::vector<int32_t> ScoreRig::Expected(bool full_local) const {
     for (uint32_t h = 0; h < shape.kv_heads; ++h) {
       const size_t list = size_t{slot} * shape.kv_heads + h;
       ScoreInput in;
-      in.summaries = summaries.host.data() + list * shape.max_blocks * shape.summary_bytes;
-      in.block_stride = shape.summary_bytes;
-      in.element_type = TypeOf(shape.element);
+      const size_t at = list * shape.max_blocks * shape.summary_bytes;
+      if (float8()) {
+        in.summaries = reinterpret_cast<const std::byte*>(widened_.data() + at);
+        in.block_stride = static_cast<int64_t>(shape.summary_bytes * sizeof(float));
+        in.element_type = ElementType::kFloat32;
+      } else {
+        in.summaries = summaries.host.data() + at;
+        in.block_stride = shape.summary_bytes;
+        in.element_type = TypeOf(shape.element);
+      }
       in.head_dim = shape.head_dim;
       in.blocks = blocks;
       in.queries =

@@ -24,6 +24,7 @@ enum class Keys {
 
 struct ScoreOptions {
   gpu::Element element = gpu::Element::kBFloat16;
+  SummaryType summaries = SummaryType::kAsKeys;
   gpu::QueryType query_type = gpu::QueryType::kFloat32;
   uint32_t kv_heads = 2, group = 4, head_dim = 128;
   uint32_t resident = 32, max_blocks = 100;
@@ -68,8 +69,11 @@ class ScoreRig {
   void MakeSummaries();
   void MakeQueries();
 
+  bool float8() const { return options_.summaries == SummaryType::kFloat8; }
+
   const ScoreOptions options_;
   std::mt19937_64 random_;
+  std::vector<float> widened_;  // of summaries in 8 bits: their values
   std::vector<float> queries_;  // [row][kv_heads * group][head_dim], exact
   Array<std::byte> device_queries_;
   int64_t row_stride_;

@@ -33,12 +33,13 @@ class GpuTest(unittest.TestCase):
         self.queries = self.driver.pinned((GEOMETRY.layers, 1, HEADS, GEOMETRY.head_dim), np.float32)
         self.keys = self.driver.pinned((GEOMETRY.layers, 1, GEOMETRY.kv_heads, GEOMETRY.head_dim), np.float16)
 
-    def steps(self, fabric, mode):
-        name = f"gpu-{fabric.name}-{mode.name}"
+    def steps(self, fabric, mode, summaries="as_keys"):
+        name = f"gpu-{fabric.name}-{mode.name}-{summaries}"
+        grain = 16 if summaries == "fp8" else 1  # of keys, so that rounding them shows
         client = oasiskv.Client(self.daemon.address, fabric)
         put(client, name, 5)
         reader = client.attach(name, IDENTITY, GEOMETRY)
-        options = dict(resident_blocks=3, fetch_ratio=0.5, mode=mode, max_blocks=64)
+        options = dict(resident_blocks=3, fetch_ratio=0.5, mode=mode, max_blocks=64, summaries=summaries)
         rng = np.random.default_rng(3)
         with oasiskv.WorkingSet(GEOMETRY, HEADS, **options) as cpu, oasiskv.GpuWorkingSet(
                 GEOMETRY, HEADS, max_new_tokens=STEPS, **options) as gpu:
@@ -48,7 +49,7 @@ class GpuTest(unittest.TestCase):
             for _ in range(STEPS):
                 # Small whole numbers: sums are exact in any order.
                 self.queries[...] = rng.integers(-4, 5, self.queries.shape)
-                self.keys[...] = rng.integers(-4, 5, self.keys.shape)
+                self.keys[...] = rng.integers(-4 * grain, 4 * grain + 1, self.keys.shape) / grain
                 for layer in range(GEOMETRY.layers):
                     queries, keys = self.queries[layer], self.keys[layer]
                     cpu.wait(layer, slot)
@@ -93,6 +94,9 @@ class GpuTest(unittest.TestCase):
 
     def test_over_shm_exact(self):
         self.steps(oasiskv.Fabric.SHM, oasiskv.Mode.EXACT)
+
+    def test_over_shm_with_summaries_in_8_bits(self):
+        self.steps(oasiskv.Fabric.SHM, oasiskv.Mode.CAPPED, "fp8")
 
     def test_over_the_network(self):
         self.steps(oasiskv.Fabric.UCX, oasiskv.Mode.CAPPED)
