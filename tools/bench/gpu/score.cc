@@ -30,6 +30,8 @@ ABSL_FLAG(int, head_dim, 128, "score: elements of a key");
 ABSL_FLAG(int, resident, 128, "score: K");
 ABSL_FLAG(int, combine, 0, "score: 0 max, 1 mean, 2 sum, 3 normalized max");
 ABSL_FLAG(double, bound_weight, 1.0, "score: bound weight");
+ABSL_FLAG(std::string, summaries, "as_keys",
+          "score: what summaries are kept as, as_keys (BF16) or fp8 (E4M3)");
 ABSL_FLAG(bool, tunings, false, "score: also every lay of the kernel over the GPU");
 ABSL_FLAG(int, repeats, 31, "replays whose median counts");
 ABSL_FLAG(double, gib, 2.0, "score: memory that the buffers rotate over, many times the L2 cache");
@@ -53,7 +55,13 @@ class ScoreBench {
     shape_.block_tokens = 16;
     shape_.element = gpu::Element::kBFloat16;
     shape_.key_bytes = shape_.head_dim * 2;
-    shape_.summary_bytes = shape_.key_bytes * 2;
+    const std::string summaries = absl::GetFlag(FLAGS_summaries);
+    if (summaries != "as_keys" && summaries != "fp8") {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "--summaries=" + summaries + " is neither as_keys nor fp8");
+    }
+    if (summaries == "fp8") shape_.summaries = SummaryType::kFloat8;
+    shape_.summary_bytes = 2 * (summaries == "fp8" ? shape_.head_dim : shape_.key_bytes);
     shape_.resident = std::min<uint32_t>(absl::GetFlag(FLAGS_resident), setting_.blocks);
     shape_.max_blocks = setting_.blocks;
     shape_.slots = setting_.batch;
@@ -83,7 +91,7 @@ class ScoreBench {
         cudaMemcpy(slots_.data(), slots.data(), slots.size() * 4, cudaMemcpyHostToDevice));
     OASISKV_CUDA_RETURN(cudaMemcpy(count_.data(), &setting_.batch, 4, cudaMemcpyHostToDevice));
     const char* error = FillSummaries(summaries_.data(), layers_ * lists * setting_.blocks,
-                                      shape_.head_dim, nullptr);
+                                      shape_.head_dim, nullptr, shape_.summaries);
     if (error == nullptr) error = FillQueries(queries_.data(), queries, nullptr);
     if (error != nullptr) return MakeError(ErrorCode::kInternal, error);
     OASISKV_CUDA_RETURN(cudaDeviceSynchronize());
