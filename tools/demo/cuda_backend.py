@@ -24,7 +24,7 @@ class CudaWorkingSet:
         self._driver = Driver()
         self._stream = self._driver.stream()
         self._gpu = oasiskv.GpuWorkingSet(geometry, query_heads, **options)
-        # One set of inputs a layer: they must stay until the layer's attention_done has passed.
+        # One set of inputs a layer: the GPU reads them until the layer's next wait has passed.
         heads = (geometry.layers, 1, query_heads, geometry.head_dim)
         token = (geometry.layers, 1, geometry.kv_heads, geometry.head_dim)
         self._true = self._driver.pinned(heads, np.float32)

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "client/working_set/cuda/warp.cuh"
+
 namespace oasiskv::gpu {
 
 inline constexpr uint32_t kRankThreads = 128;
@@ -42,12 +44,7 @@ __device__ inline RankPlace FindPlace(const uint32_t* histogram, uint32_t need) 
   uint32_t sum = 0;
 #pragma unroll
   for (uint32_t b = 0; b < 8; ++b) sum += counts[b];
-  uint32_t upto = sum;
-#pragma unroll
-  for (uint32_t d = 1; d < 32; d *= 2) {
-    const uint32_t other = __shfl_up_sync(~0u, upto, d);
-    if (lane >= d) upto += other;
-  }
+  const uint32_t upto = SumUpto(sum);
   RankPlace place{0, upto - sum, 0};
   const bool here = place.above < need && need <= upto;
 #pragma unroll
@@ -119,12 +116,7 @@ __device__ inline void Compact(const uint32_t* keys, uint32_t n, const RankCut& 
   uint32_t mine = 0;
 #pragma unroll 8
   for (uint32_t i = threadIdx.x; i < n; i += kRankThreads) mine += cut.Takes(keys[i], i) ? 1 : 0;
-  uint32_t upto = mine;
-#pragma unroll
-  for (uint32_t d = 1; d < 32; d *= 2) {
-    const uint32_t other = __shfl_up_sync(~0u, upto, d);
-    if (threadIdx.x % 32 >= d) upto += other;
-  }
+  const uint32_t upto = SumUpto(mine);
   uint32_t at = 0;
   if (threadIdx.x % 32 == 31) at = atomicAdd(count, upto);
   at = __shfl_sync(~0u, at, 31) + upto - mine;

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cmath>
 
 #include "client/working_set/cuda/kernels.h"
 #include "client/working_set/cuda/rank.h"
@@ -11,6 +10,7 @@ namespace oasiskv::gpu {
 namespace {
 
 constexpr uint32_t kFewHeads = 4, kManyHeads = 8;           // HeadsOfPass
+constexpr uint32_t kMostTogether = 2;                       // steps of a stage
 constexpr uint32_t kMostStages = 3, kMostUnits = 32;        // a ring's; a batch's
 constexpr uint32_t kMostGroup = 1024, kMostBlocks = 65536;  // sizes below fit 32 bits
 constexpr uint32_t kChunkTiles = 6 * kStreamWarps;
@@ -73,6 +73,7 @@ uint32_t Place(ScoreArgs* args, uint32_t heads) {
 // Returns the bytes; 0: too large.
 uint32_t Fit(ScoreArgs* args, uint32_t heads, uint32_t together, uint32_t stages, uint32_t limit) {
   for (args->together = together; args->together > 0; --args->together) {
+    if (args->steps % args->together != 0) continue;
     for (args->stages = stages; args->stages > 0; --args->stages) {
       args->room = 1;
       if (Place(args, heads) > limit) continue;
@@ -143,7 +144,7 @@ LaunchError ScoreTopKTuned(const Shape& shape, const LayerMemory& mem, const Row
   args.query_dims = args.steps * dims;
   args.passes = passes;
   args.chunk_tiles = tuning.chunk != 0 ? tuning.chunk : kChunkTiles;
-  const uint32_t together = tuning.together != 0 ? tuning.together : args.steps % 2 == 0 ? 2 : 1;
+  const uint32_t together = tuning.together != 0 ? tuning.together : kMostTogether;
   const uint32_t stages = tuning.stages != 0 ? tuning.stages : kMostStages;
   const uint32_t limit = device.shared_of_processor / CtasOf(heads) - device.shared_kept;
   const uint32_t bytes = Fit(&args, heads, together, stages, limit);

@@ -10,6 +10,7 @@
 
 #include "client/working_set/cuda/entry.cuh"
 #include "client/working_set/cuda/layout.h"
+#include "client/working_set/cuda/warp.cuh"
 
 namespace oasiskv::gpu {
 
@@ -46,9 +47,8 @@ struct Unit {
   uint32_t blocks;             // candidates
   uint32_t pair;               // row * kv_heads + KV head
   uint32_t pass;
-  int32_t
-      base;  // the number that the unit's first tile has or would have; the chunk may begin later
-  uint32_t end;  // the number after that of its last tile here
+  int32_t base;  // its first tile's number, below 0 where the chunk begins within the unit
+  uint32_t end;  // the number after its last tile's here
 };
 
 __device__ inline uint32_t UnitsOfRow(const ScoreArgs& args) { return args.kv_heads * args.passes; }
@@ -61,15 +61,6 @@ __device__ inline uint32_t RowBlocks(const ScoreArgs& args, uint32_t row) {
 }
 __device__ inline uint32_t TilesOf(uint32_t blocks) {
   return (blocks + kTileBlocks - 1) / kTileBlocks;
-}
-
-// The sum over the lanes up to and with this one.
-__device__ inline uint32_t SumUpto(uint32_t value) {
-  for (uint32_t d = 1; d < 32; d *= 2) {
-    const uint32_t other = __shfl_up_sync(~0u, value, d);
-    if (threadIdx.x % 32 >= d) value += other;
-  }
-  return value;
 }
 
 // A part of the work: `tiles` tiles, from tile `skip` of unit `unit` on.

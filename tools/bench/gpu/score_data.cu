@@ -1,7 +1,7 @@
 #include <cuda_bf16.h>
 
-#include "client/working_set/float8.h"
 #include "tools/bench/gpu/score_data.h"
+#include "tools/bench/gpu/summary_number.cuh"
 
 namespace oasiskv::bench {
 namespace {
@@ -13,23 +13,13 @@ __device__ float Noise(uint64_t n) {
   return static_cast<float>(static_cast<int32_t>(n >> 32)) * (1.0f / 2147483648.0f);
 }
 
-__device__ void Store(SummaryType type, void* pool, uint64_t at, float value, bool up) {
-  const __nv_bfloat16 key = __float2bfloat16(value);
-  if (type == SummaryType::kFloat8) {
-    static_cast<uint8_t*>(pool)[at] =
-        static_cast<uint8_t>(BFloat16Format::ToFloat8(__bfloat16_as_ushort(key), up));
-  } else {
-    static_cast<__nv_bfloat16*>(pool)[at] = key;
-  }
-}
-
 __global__ void FillSummariesKernel(SummaryType type, void* to, uint64_t pairs, uint32_t dim) {
   for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < pairs;
        i += uint64_t{gridDim.x} * blockDim.x) {
     const float middle = Noise(2 * i), half = 1.0f + Noise(2 * i + 1);
     const uint64_t at = i / dim * 2 * dim + i % dim;
-    Store(type, to, at, middle - half, false);
-    Store(type, to, at + dim, middle + half, true);
+    StoreSummaryNumber(type, to, at, middle - half, false);
+    StoreSummaryNumber(type, to, at + dim, middle + half, true);
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "client/working_set/float8.h"
+#include "tools/bench/gpu/summary_number.cuh"
 #include "tools/bench/step/small_kernels.h"
 
 namespace oasiskv::bench::step {
@@ -182,17 +182,6 @@ __global__ void SummariseKernel(FrameShape shape, std::byte* frames) {
   }
 }
 
-// Number `at` of a summary pool: a minimum, or a maximum (`up`).
-__device__ void StoreSummary(SummaryType type, void* pool, uint64_t at, float value, bool up) {
-  const __nv_bfloat16 key = __float2bfloat16(value);
-  if (type == SummaryType::kFloat8) {
-    static_cast<uint8_t*>(pool)[at] =
-        static_cast<uint8_t>(BFloat16Format::ToFloat8(__bfloat16_as_ushort(key), up));
-  } else {
-    static_cast<__nv_bfloat16*>(pool)[at] = key;
-  }
-}
-
 __global__ void FillSummariesKernel(SummaryType type, void* to, uint64_t count, uint32_t head_dim,
                                     uint64_t seed) {
   const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
@@ -205,8 +194,8 @@ __global__ void FillSummariesKernel(SummaryType type, void* to, uint64_t count, 
       max = fmaxf(max, fmaxf(n.x, n.y));
     }
     const uint64_t at = i / head_dim * 2 * head_dim + i % head_dim;
-    StoreSummary(type, to, at, min, false);
-    StoreSummary(type, to, at + head_dim, max, true);
+    StoreSummaryNumber(type, to, at, min, false);
+    StoreSummaryNumber(type, to, at + head_dim, max, true);
   }
 }
 
