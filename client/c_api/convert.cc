@@ -37,6 +37,7 @@ absl::StatusOr<WorkingSetOptions> ToWorkingSetOptions(const oasiskv_working_set_
   OASISKV_ASSIGN_OR_RETURN(o.geometry, ToGeometry(in.geometry));
   o.query_heads = in.query_heads;
   if (in.resident_blocks != 0) o.resident_blocks = in.resident_blocks;
+  o.ranked_blocks = in.ranked_blocks;
   if (in.fetch_ratio != 0) o.fetch_ratio = std::max(in.fetch_ratio, 0.0);
   OASISKV_ASSIGN_OR_RETURN(o.mode, ToEnum(in.mode, SelectionMode::kExact, "options.mode"));
   OASISKV_ASSIGN_OR_RETURN(o.combine,

@@ -28,6 +28,11 @@ absl::Status CheckOptions(const WorkingSetOptions& options) {
     return invalid(absl::StrFormat("%s is %d; it must be between 1 and %d", range.field,
                                    range.value, range.high));
   }
+  if (options.ranked_blocks > options.resident_blocks) {
+    return invalid(
+        absl::StrFormat("ranked_blocks is %d; resident_blocks %d is the most (0: as many)",
+                        options.ranked_blocks, options.resident_blocks));
+  }
   if (options.query_heads % options.geometry.kv_heads != 0) {
     return invalid(absl::StrFormat("query_heads is %d; it must be a multiple of the %d KV heads",
                                    options.query_heads, options.geometry.kv_heads));
@@ -55,9 +60,13 @@ absl::Status CheckOptions(const WorkingSetOptions& options) {
   return absl::OkStatus();
 }
 
+uint32_t RankedBlocks(const WorkingSetOptions& options) {
+  return options.ranked_blocks != 0 ? options.ranked_blocks : options.resident_blocks;
+}
+
 uint32_t FetchCap(const WorkingSetOptions& options) {
   // The small addend keeps 0.29 x 100 at 29, which in binary comes out below it.
-  return static_cast<uint32_t>(std::floor(options.fetch_ratio * options.resident_blocks + 1e-9));
+  return static_cast<uint32_t>(std::floor(options.fetch_ratio * RankedBlocks(options) + 1e-9));
 }
 
 absl::Status CheckSource(const WorkingSetOptions& options, const EntrySource* source) {

@@ -11,6 +11,9 @@ namespace oasiskv {
 // INVALID_ARGUMENT naming the field, its value and the range.
 absl::Status CheckOptions(const WorkingSetOptions& options);
 
+// Blocks that a prediction ranks.
+uint32_t RankedBlocks(const WorkingSetOptions& options);
+
 // C: blocks that may change per head, layer and step.
 uint32_t FetchCap(const WorkingSetOptions& options);
 

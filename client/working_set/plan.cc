@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "client/working_set/float8_summary.h"
+#include "client/working_set/options.h"
 #include "client/working_set/score.h"
 #include "client/working_set/summary.h"
 #include "client/working_set/topk.h"
@@ -16,6 +17,7 @@ namespace oasiskv {
 void Ranker::Rank(uint32_t layer, uint32_t slot, uint32_t candidates, const float* queries,
                   int32_t* out) {
   const Geometry& geometry = context_.options.geometry;
+  const uint32_t ranked = RankedBlocks(context_.options);
   for (uint32_t h = 0; h < geometry.kv_heads; ++h) {
     ScoreBlocks({.summaries = context_.pool.Summaries(layer, slot, h),
                  .block_stride = geometry.summary_bytes(),
@@ -27,8 +29,9 @@ void Ranker::Rank(uint32_t layer, uint32_t slot, uint32_t candidates, const floa
                  .combine = context_.options.combine,
                  .bound_weight = context_.options.bound_weight},
                 scores_.data(), bounds_);
-    TopK(scores_.data(), candidates, context_.resident(), out + uint64_t{h} * context_.resident(),
-         scratch_);
+    int32_t* const list = out + uint64_t{h} * context_.resident();
+    TopK(scores_.data(), candidates, ranked, list, scratch_);
+    std::fill(list + ranked, list + context_.resident(), kNoBlock);
   }
 }
 

@@ -26,10 +26,11 @@ struct ScoreInput {
   double bound_weight = kDefaultBoundWeight;  // selection.h
 };
 
-// scores[b] = combine over the group of sum_d q_d * bound_d, where bound is low_d for a negative q_d
-// (by its sign bit) and high_d otherwise: the greatest product that a key of the box has. With a
-// bound weight of 1 low and high are the summary's min and max, and a head's sum is an upper bound
-// of q.k over the block's keys. A smaller weight a shrinks that box about its middle, in float32:
+// scores[b] = combine over the group of sum_d q_d * bound_d, where bound is low_d for a negative
+// q_d (by its sign bit) and high_d otherwise: the greatest product that a key of the box has. With
+// a bound weight of 1 low and high are the summary's min and max, and a head's sum is an upper
+// bound of q.k over the block's keys. A smaller weight a shrinks that box about its middle, in
+// float32:
 //   low = (1 + a)/2 * min + (1 - a)/2 * max,   high = (1 + a)/2 * max + (1 - a)/2 * min.
 // kNormalizedMax: the greatest over the group of the head's sum less that head's greatest sum over
 // the blocks, at most 0; the best block of each head has 0, also where it is infinite. `scratch`

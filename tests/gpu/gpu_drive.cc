@@ -25,6 +25,7 @@ WorkingSetOptions OptionsOf(const Case& c) {
   o.geometry.packing = c.packing;
   o.query_heads = 3 * o.geometry.kv_heads;
   o.resident_blocks = 8;
+  o.ranked_blocks = c.ranked;
   o.fetch_ratio = c.ratio;
   o.mode = c.miss == GpuMissPolicy::kDemand ? c.mode : SelectionMode::kCapped;
   o.combine = c.combine;

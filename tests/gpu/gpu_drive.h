@@ -35,6 +35,7 @@ struct Case {
   ElementType element = ElementType::kBFloat16;
   Packing packing = Packing::kKeyThenValue;
   SelectionMode mode = SelectionMode::kCapped;
+  uint32_t ranked = 0;
   double ratio = 0.25;
   GroupCombine combine = GroupCombine::kMax;
   double bound_weight = 1.0;

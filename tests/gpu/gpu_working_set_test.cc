@@ -93,6 +93,20 @@ INSTANTIATE_TEST_SUITE_P(
              .miss = GpuMissPolicy::kReport}),
     [](const auto& one) { return one.param.name; });
 
+// More pages than a prediction ranks.
+INSTANTIATE_TEST_SUITE_P(Ranked, PlansTest,
+                         testing::Values(Case{.name = "one", .ranked = 1, .ratio = 1.0},
+                                         Case{.name = "half", .ranked = 4, .ratio = 0.5},
+                                         Case{.name = "exact_remote",
+                                              .mode = SelectionMode::kExact,
+                                              .ranked = 5,
+                                              .where = Where::kRemote},
+                                         Case{.name = "report",
+                                              .mode = SelectionMode::kExact,
+                                              .ranked = 5,
+                                              .miss = GpuMissPolicy::kReport}),
+                         [](const auto& one) { return one.param.name; });
+
 INSTANTIATE_TEST_SUITE_P(Parts, PlansTest,
                          testing::Values(Case{.name = "head_range", .parts = 1},
                                          Case{.name = "shards", .kv_heads = 4, .parts = 3},

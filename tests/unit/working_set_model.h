@@ -215,8 +215,7 @@ class RequestModel {
       return a.first > b.first;
     });
     std::vector<int32_t> out;
-    for (size_t i = 0; i < scored.size() && i < o_.resident_blocks; ++i)
-      out.push_back(scored[i].second);
+    for (size_t i = 0; i < scored.size() && i < Ranked(); ++i) out.push_back(scored[i].second);
     return out;
   }
 
@@ -255,8 +254,9 @@ class RequestModel {
     return std::count_if(head.pages.begin(), head.pages.end(),
                          [](const Page& p) { return p.block >= 0; });
   }
+  uint32_t Ranked() const { return o_.ranked_blocks > 0 ? o_.ranked_blocks : o_.resident_blocks; }
   uint64_t Cap() const {
-    return static_cast<uint64_t>(std::floor(o_.fetch_ratio * o_.resident_blocks + 1e-9));
+    return static_cast<uint64_t>(std::floor(o_.fetch_ratio * Ranked() + 1e-9));
   }
 
   static Page* Find(Head* head, int32_t block) {

@@ -298,6 +298,7 @@ TEST_F(WorkingSetStepTest, OptionsAreChecked) {
       [](auto* o) { o->geometry.kv_heads = o->geometry.total_kv_heads = 2, o->query_heads = 3; },
       "query_heads");
   refused([](auto* o) { o->resident_blocks = 0; }, "resident_blocks");
+  refused([](auto* o) { o->ranked_blocks = o->resident_blocks + 1; }, "ranked_blocks");
   refused([](auto* o) { o->fetch_ratio = -0.1; }, "fetch_ratio");
   refused([](auto* o) { o->fetch_ratio = 1.5; }, "fetch_ratio");
   refused([](auto* o) { o->bound_weight = -0.1; }, "bound_weight");

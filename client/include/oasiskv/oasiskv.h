@@ -340,7 +340,7 @@ typedef struct oasiskv_working_set_options {
   uint32_t max_requests;     /* 0: 1 */
   uint32_t max_blocks;       /* 0: 8,192 */
   double bound_weight;       /* 0: 1.0; negative: a weight of 0 */
-  uint32_t summaries;
+  uint32_t summaries, ranked_blocks; /* ranked_blocks 0: resident_blocks */
 } oasiskv_working_set_options;
 
 typedef struct oasiskv_working_set_stats {

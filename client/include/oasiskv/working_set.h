@@ -21,9 +21,12 @@ namespace oasiskv {
 struct WorkingSetOptions {
   Geometry geometry;               // of this decode rank
   uint32_t query_heads = 0;        // of this rank; a multiple of kv_heads
-  uint32_t resident_blocks = 128;  // K
-  double fetch_ratio =
-      0.05;  // C = floor(ratio x K) blocks may change per head, layer and step (kCapped)
+  uint32_t resident_blocks = 128;  // K: pages of a head and layer
+  // Blocks that a prediction and Resolve rank, at most K; 0: K. Pages beyond them keep what was
+  // ranked last: a block that drops out and comes back is there still. Attention reads all pages.
+  uint32_t ranked_blocks = 0;
+  // C = floor(ratio x ranked blocks) blocks may change per head, layer and step (kCapped)
+  double fetch_ratio = 0.05;
   SelectionMode mode = SelectionMode::kCapped;
   GroupCombine combine = GroupCombine::kMax;
   double bound_weight = kDefaultBoundWeight;  // in [0, 1], see selection.h

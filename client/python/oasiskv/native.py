@@ -129,6 +129,7 @@ CWorkingSetOptions = _struct(
     ("max_blocks", c_uint32),
     ("bound_weight", c_double),
     ("summaries", c_uint32),
+    ("ranked_blocks", c_uint32),
 )
 CWorkingSetStats = _struct(
     "CWorkingSetStats",

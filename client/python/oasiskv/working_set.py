@@ -63,13 +63,13 @@ class Source(Handle):
 def options_to_c(geometry: Geometry, query_heads: int, *, resident_blocks: int = 128, fetch_ratio: float = 0.05,
                  mode: Mode = Mode.CAPPED, combine: Combine = Combine.MAX, bound_weight: float = 1.0,
                  late: Late = Late.WAIT, loss: Loss = Loss.FAIL, late_deadline: float = 5.0, max_requests: int = 1,
-                 max_blocks: int = 8192, summaries: str = "as_keys"):
+                 max_blocks: int = 8192, summaries: str = "as_keys", ranked_blocks: int = 0):
     """What every backend of the working set is made with."""
     return native.CWorkingSetOptions(
         geometry=ctypes.pointer(geometry.to_c()), query_heads=query_heads, resident_blocks=resident_blocks,
         fetch_ratio=fetch_ratio if fetch_ratio > 0 else -1.0, mode=mode, combine=combine, late=late, loss=loss,
         late_deadline_ms=max(1, round(late_deadline * 1000)), max_requests=max_requests, max_blocks=max_blocks,
-        bound_weight=bound_weight_to_c(bound_weight), summaries=_summaries_to_c(summaries),
+        bound_weight=bound_weight_to_c(bound_weight), summaries=_summaries_to_c(summaries), ranked_blocks=ranked_blocks,
     )
 
 
@@ -93,7 +93,8 @@ class ResidentView:
 class WorkingSet(Handle):
     """Thread contract: one thread drives the steps.
 
-    summaries: "as_keys", or "fp8" for E4M3, rounded outward (half the memory of BF16; head_dim a multiple of 16).
+    ranked_blocks: blocks that a prediction ranks, at most resident_blocks (0: as many); pages beyond them keep what was
+    ranked last. summaries: "as_keys", or "fp8" for E4M3, rounded outward (half the memory of BF16; head_dim a multiple of 16).
     slots are request slots as admit() gave them, one per row; queries float32 [rows, query_heads, head_dim]; keys and
     values [rows, kv_heads, head_dim] in the geometry's dtype.
     """
@@ -103,14 +104,14 @@ class WorkingSet(Handle):
     def __init__(self, geometry: Geometry, query_heads: int, *, resident_blocks: int = 128, fetch_ratio: float = 0.05,
                  mode: Mode = Mode.CAPPED, combine: Combine = Combine.MAX, bound_weight: float = 1.0,
                  late: Late = Late.WAIT, loss: Loss = Loss.FAIL, late_deadline: float = 5.0, max_requests: int = 1,
-                 max_blocks: int = 8192, summaries: str = "as_keys"):
+                 max_blocks: int = 8192, summaries: str = "as_keys", ranked_blocks: int = 0):
         self.geometry = geometry
         self.query_heads = query_heads
         self.resident_blocks = resident_blocks
         options = options_to_c(
             geometry, query_heads, resident_blocks=resident_blocks, fetch_ratio=fetch_ratio, mode=mode, combine=combine,
             bound_weight=bound_weight, late=late, loss=loss, late_deadline=late_deadline, max_requests=max_requests,
-            max_blocks=max_blocks, summaries=summaries,
+            max_blocks=max_blocks, summaries=summaries, ranked_blocks=ranked_blocks,
         )
         out = ctypes.c_void_p()
         call("working_set_create", ctypes.byref(options), ctypes.byref(out))

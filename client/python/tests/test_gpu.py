@@ -8,7 +8,7 @@ import numpy as np
 import oasiskv
 from daemon import Daemon
 from oasiskv.driver import Driver, DriverMissing
-from test_client import GEOMETRY, IDENTITY, put
+from fixture import GEOMETRY, IDENTITY, put
 
 HEADS = 8
 STEPS = 60

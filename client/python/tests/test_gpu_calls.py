@@ -8,7 +8,7 @@ import numpy as np
 import oasiskv
 from daemon import Daemon
 from oasiskv.driver import Driver, DriverMissing
-from test_client import GEOMETRY, IDENTITY, put
+from fixture import GEOMETRY, IDENTITY, put
 from test_device import Interface, Pinned
 
 HEADS = 8

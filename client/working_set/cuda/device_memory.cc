@@ -88,6 +88,7 @@ absl::StatusOr<gpu::Shape> ShapeOf(const GpuWorkingSetOptions& options) {
                                          : geometry.summary_bytes(),
                     .summaries = base.summaries,
                     .resident = base.resident_blocks,
+                    .ranked = RankedBlocks(base),
                     .max_blocks = base.max_blocks,
                     .slots = base.max_requests,
                     .cap = FetchCap(base),

@@ -69,27 +69,24 @@ class Admitter {
         cudaMemcpyAsync(to, from, count * sizeof(T), cudaMemcpyHostToDevice, c_.stream));
     return absl::OkStatus();
   }
+  template <typename T>
+  absl::Status Fill(T* at, int byte, uint64_t count) {
+    OASISKV_CUDA_RETURN(cudaMemsetAsync(at, byte, count * sizeof(T), c_.stream));
+    return absl::OkStatus();
+  }
 
   absl::Status ResetBooks() {
-    const size_t each = heads_resident();
+    const size_t each = heads_resident(), at = slot_ * each;
     const gpu::SlotState state{.complete = complete_, .local_tokens = local_tokens_};
     for (const gpu::LayerMemory& layer : c_.memory.layers) {
-      const size_t at = slot_ * each;
-      OASISKV_CUDA_RETURN(
-          cudaMemsetAsync(layer.map + at, 0xff, each * sizeof(*layer.map), c_.stream));
-      OASISKV_CUDA_RETURN(
-          cudaMemsetAsync(layer.predicted + at, 0xff, each * sizeof(*layer.predicted), c_.stream));
-      OASISKV_CUDA_RETURN(
-          cudaMemsetAsync(layer.stamps + at, 0, each * sizeof(*layer.stamps), c_.stream));
+      OASISKV_RETURN_IF_ERROR(Fill(layer.map + at, 0xff, each));
+      OASISKV_RETURN_IF_ERROR(Fill(layer.predicted + at, 0xff, each));
+      OASISKV_RETURN_IF_ERROR(Fill(layer.stamps + at, 0, each));
       OASISKV_RETURN_IF_ERROR(Upload(layer.state + slot_, &state, 1));
-      OASISKV_CUDA_RETURN(cudaMemsetAsync(layer.use + slot_, 0, sizeof(*layer.use), c_.stream));
-      if (layer.entered == nullptr) continue;
-      OASISKV_CUDA_RETURN(
-          cudaMemsetAsync(layer.entered + at, 0, each * sizeof(*layer.entered), c_.stream));
+      OASISKV_RETURN_IF_ERROR(Fill(layer.use + slot_, 0, 1));
+      if (layer.entered != nullptr) OASISKV_RETURN_IF_ERROR(Fill(layer.entered + at, 0, each));
     }
-    OASISKV_CUDA_RETURN(
-        cudaMemsetAsync(c_.memory.counters + slot_, 0, sizeof(gpu::SlotCounters), c_.stream));
-    return absl::OkStatus();
+    return Fill(c_.memory.counters + slot_, 0, 1);
   }
 
   // Pinned units of this request's own, given back with it.

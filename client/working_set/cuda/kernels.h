@@ -13,15 +13,15 @@ using LaunchError = const char*;
 
 enum class QueryType : uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-// predict: scores all candidates of each (row, head) and writes the K best, best first, to
-// mem.predicted. `queries` is [row][kv_heads * group][head_dim]; row_stride in elements.
+// predict: scores all candidates of each (row, head) and writes the shape.ranked best, best first,
+// to mem.predicted. `queries` is [row][kv_heads * group][head_dim]; row_stride in elements.
 // Candidates are the complete blocks, and with `full_local` the local one when it is full (a
 // prediction; Resolve and a sample of agreement take the complete ones only). Order equals that of
 // ScoreBlocks and TopK of the cpu backend, for summaries and queries of any bits. head_dim is a
 // multiple of 8; summaries are 16-byte aligned; 32,768 blocks fit with K up to 1,024, head_dim up
 // to 576 and any group. Two kernels: the first has one CTA a multiprocessor, on `processors` of
-// them (0: all) so that those are left out that other kernels hold, and leaves scores in mem.scores;
-// the second ranks them.
+// them (0: all) so that those are left out that other kernels hold, and leaves scores in
+// mem.scores; the second ranks them.
 LaunchError ScoreTopK(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                       const void* queries, QueryType type, int64_t row_stride, Stream stream,
                       bool full_local = true, uint32_t processors = 0);

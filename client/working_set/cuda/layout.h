@@ -30,6 +30,7 @@ struct Shape {
   uint32_t summary_bytes = 0;  // of the pool: min[dim] then max[dim]
   SummaryType summaries = SummaryType::kAsKeys;  // the pool's; in frames they are as keys
   uint32_t resident = 0;                         // K
+  uint32_t ranked = 0;                           // blocks that a prediction ranks; 0: K
   uint32_t max_blocks = 0;                       // of one request, prefill and decoded together
   uint32_t slots = 0;
   uint32_t cap = 0;  // C: blocks that one head may change in a step

@@ -14,7 +14,7 @@ struct RankArgs {
   GroupCombine combine;
   bool full_local;
   bool folded;
-  uint32_t planes, kv_heads, group, block_tokens, max_blocks, resident;
+  uint32_t planes, kv_heads, group, block_tokens, max_blocks, resident, ranked;
   uint32_t best_at, winners_at, histograms_at, words_at;  // in shared memory; keys begin at 0
 };
 
@@ -92,8 +92,10 @@ __global__ void __launch_bounds__(kRankThreads) RankKernel(const __grid_constant
         blocks, [&](uint32_t b) { return ScoreOfSums(args, scores + b, best); }, keys, &least,
         &greatest);
   }
-  const uint64_t list = uint64_t{slot} * args.kv_heads + pair % args.kv_heads;
-  RankKeys(keys, blocks, args.resident, least, greatest, args.predicted + list * args.resident,
+  int32_t* const list =
+      args.predicted + (uint64_t{slot} * args.kv_heads + pair % args.kv_heads) * args.resident;
+  for (uint32_t i = args.ranked + threadIdx.x; i < args.resident; i += kRankThreads) list[i] = -1;
+  RankKeys(keys, blocks, args.ranked, least, greatest, list,
            {reinterpret_cast<uint64_t*>(rank_shared + args.winners_at),
             reinterpret_cast<uint32_t*>(rank_shared + args.histograms_at),
             reinterpret_cast<uint32_t*>(rank_shared + args.words_at)});
@@ -123,6 +125,7 @@ LaunchError RankScores(const Shape& shape, const LayerMemory& mem, const Rows& r
   args.block_tokens = shape.block_tokens;
   args.max_blocks = shape.max_blocks;
   args.resident = shape.resident;
+  args.ranked = shape.ranked != 0 ? shape.ranked : shape.resident;
   uint32_t bytes = 0;
   const auto take = [&bytes](uint32_t size) {
     const uint32_t place = bytes;
@@ -131,7 +134,7 @@ LaunchError RankScores(const Shape& shape, const LayerMemory& mem, const Rows& r
   };
   take(shape.max_blocks * 4);
   args.best_at = take(folded ? 0 : shape.group * 4);
-  args.winners_at = take(RankRoom(shape.resident) * 8);
+  args.winners_at = take(RankRoom(args.ranked) * 8);
   args.histograms_at = take(kRankPasses * kRankDigits * 4);
   args.words_at = take(kRankWords * 4);
   if (cudaFuncSetAttribute(RankKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

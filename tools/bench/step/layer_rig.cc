@@ -63,6 +63,7 @@ absl::StatusOr<std::unique_ptr<LayerRig>> LayerRig::Create(const Model& model,
   gpu::Shape& s = rig->shape_;
   s = OneLayer(model);
   s.resident = options.resident;
+  s.ranked = options.ranked;
   s.max_blocks = rig->pool_->blocks();
   s.slots = options.rows;
   s.cap = options.cap;

@@ -23,7 +23,7 @@ namespace oasiskv::bench::step {
 gpu::Shape OneLayer(const Model& model);
 
 struct LayerRigOptions {
-  uint32_t rows = 0, resident = 128, cap = 0;
+  uint32_t rows = 0, resident = 128, ranked = 0, cap = 0;  // ranked 0: as many as resident
   SummaryType summaries = SummaryType::kAsKeys;
   GatherGrid grid;
   float a = 1;

@@ -30,6 +30,8 @@ ABSL_FLAG(std::string, host_bytes, "64GiB",
 ABSL_FLAG(uint32_t, resident, 128, "K: resident blocks per head, layer and request.");
 ABSL_FLAG(std::vector<std::string>, ratios, std::vector<std::string>({"0.05"}),
           "Fetch ratios of the sparse side.");
+ABSL_FLAG(std::vector<std::string>, spares, std::vector<std::string>({"0"}),
+          "Pages of a head beyond K, which keep what was ranked last.");
 ABSL_FLAG(std::string, summaries, "as_keys",
           "What the working set keeps key summaries as: as_keys (BF16) or fp8 (E4M3).");
 ABSL_FLAG(std::vector<std::string>, batches, {},
@@ -104,6 +106,15 @@ absl::StatusOr<RunOptions> OptionsFromFlags() {
       return Refuse(absl::StrCat("--batches: '", text, "' is no positive number"));
     }
     o.batches.push_back(batch);
+  }
+  for (const std::string& text : absl::GetFlag(FLAGS_spares)) {
+    uint32_t spare = 0;
+    if (!absl::SimpleAtoi(text, &spare) || spare > o.context / Model::kBlockTokens - o.resident) {
+      return Refuse(absl::StrCat("--spares: '", text, "' is no number up to ",
+                                 o.context / Model::kBlockTokens - o.resident,
+                                 ", the blocks beyond --resident"));
+    }
+    o.spares.push_back(spare);
   }
   const std::string summaries = absl::GetFlag(FLAGS_summaries);
   if (summaries != "as_keys" && summaries != "fp8") {

@@ -30,6 +30,7 @@ struct SideResult {
   std::string side;  // "dense" or "sparse"
   uint32_t batch = 0;
   double ratio = 0;    // sparse: fetch ratio
+  uint32_t spare = 0;  // sparse: pages of a head beyond the ranked blocks
   double churn = 0;    // sparse: measured, blocks per head and step
   double fetched = 0;  // sparse: blocks per head and step
   double refused = 0;  // sparse: by the cap, likewise

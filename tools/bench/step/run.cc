@@ -53,6 +53,7 @@ class DeviceRun {
   absl::Status RunDenseSide();
   absl::Status MakePool();
   absl::Status RunSparseSide();
+  absl::Status RunSparse(uint32_t spare, uint32_t batch, double ratio);
 
   const RunOptions& o_;
   const int device_;
@@ -166,31 +167,38 @@ absl::Status DeviceRun::MakePool() {
 }
 
 absl::Status DeviceRun::RunSparseSide() {
-  OASISKV_ASSIGN_OR_RETURN(
-      const std::vector<uint32_t> batches,
-      BatchesOf("sparse", SparseRequestBytes(o_.model, o_.context, o_.resident, o_.summaries), 2));
-  for (const uint32_t batch : batches) {
-    for (const double ratio : o_.ratios) {
-      Say(absl::StrFormat("sparse, batch %d, ratio %.2f", batch, ratio));
-      SparseOptions options{.context = o_.context,
-                            .batch = batch,
-                            .resident = o_.resident,
-                            .warmup = o_.warmup,
-                            .ratio = ratio,
-                            .summaries = o_.summaries,
-                            .walk = walk_.a,
-                            .grid = o_.grid,
-                            .rounds = rounds_,
-                            .eager = o_.eager,
-                            .predict_behind = o_.predict_behind,
-                            .last_layer_first = o_.last_layer_first};
-      OASISKV_ASSIGN_OR_RETURN(SideResult result,
-                               RunSparse(o_.model, *weights_, *library_, pool_, options,
-                                         results_.ceilings, stream_.get()));
-      result.churn = walk_.churn;
-      Keep(std::move(result));
+  for (const uint32_t spare : o_.spares) {
+    OASISKV_ASSIGN_OR_RETURN(
+        const std::vector<uint32_t> batches,
+        BatchesOf("sparse",
+                  SparseRequestBytes(o_.model, o_.context, o_.resident + spare, o_.summaries), 2));
+    for (const uint32_t batch : batches) {
+      for (const double ratio : o_.ratios) OASISKV_RETURN_IF_ERROR(RunSparse(spare, batch, ratio));
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status DeviceRun::RunSparse(uint32_t spare, uint32_t batch, double ratio) {
+  Say(absl::StrFormat("sparse, batch %d, ratio %.2f, spare pages %d", batch, ratio, spare));
+  SparseOptions options{.context = o_.context,
+                        .batch = batch,
+                        .warmup = o_.warmup,
+                        .resident = o_.resident,
+                        .spare = spare,
+                        .ratio = ratio,
+                        .summaries = o_.summaries,
+                        .walk = walk_.a,
+                        .grid = o_.grid,
+                        .rounds = rounds_,
+                        .eager = o_.eager,
+                        .predict_behind = o_.predict_behind,
+                        .last_layer_first = o_.last_layer_first};
+  OASISKV_ASSIGN_OR_RETURN(SideResult result,
+                           step::RunSparse(o_.model, *weights_, *library_, pool_, options,
+                                           results_.ceilings, stream_.get()));
+  result.churn = walk_.churn;
+  Keep(std::move(result));
   return absl::OkStatus();
 }
 

@@ -16,6 +16,7 @@ struct RunOptions {
   uint32_t devices = 1, context = 16384, resident = 128;
   uint64_t hbm = 0, host_bytes = 0;  // of one GPU; of all GPUs together
   std::vector<double> ratios;
+  std::vector<uint32_t> spares;   // pages of a head beyond `resident`
   std::vector<uint32_t> batches;  // empty: the largest that fits, of each side
   SummaryType summaries = SummaryType::kAsKeys;
   double churn = 17;

@@ -90,7 +90,8 @@ absl::Status SparseSide::MakeWorkingSet(std::shared_ptr<const HostPool> pool) {
   GpuWorkingSetOptions o;
   o.base.geometry = pool->geometry();
   o.base.query_heads = model_.query_heads;
-  o.base.resident_blocks = options_.resident;
+  o.base.resident_blocks = options_.pages();
+  o.base.ranked_blocks = options_.resident;
   o.base.fetch_ratio = options_.ratio;
   o.base.summaries = options_.summaries;
   o.base.max_requests = options_.batch;
@@ -125,7 +126,7 @@ absl::Status SparseSide::MakeAttention() {
   shape_.query_rows = kQueryRows;
   shape_.head_dim = model_.head_dim;
   shape_.value_dim = model_.value_dim();
-  shape_.splits = ChooseSplits(options_.batch, model_.kv_heads, options_.resident + 1, sms_);
+  shape_.splits = ChooseSplits(options_.batch, model_.kv_heads, options_.pages() + 1, sms_);
   shape_.scale = 1.0f / std::sqrt(static_cast<float>(model_.head_dim));
   OASISKV_ASSIGN_OR_RETURN(
       scratch_, cuda::DeviceBuffer::Create(AttentionScratchBytes(shape_), "attention's scratch"));
@@ -145,7 +146,7 @@ absl::Status SparseSide::MakeAttention() {
     set.slots = rows.slots;
     set.count = rows.count;
     set.table = view.pages.table;
-    set.resident = options_.resident;
+    set.resident = options_.pages();
     sets_.push_back(set);
   }
   return absl::OkStatus();
@@ -231,8 +232,9 @@ absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
   result.side = "sparse";
   result.batch = options.batch;
   result.ratio = options.ratio;
+  result.spare = options.spare;
   result.request_bytes =
-      SparseRequestBytes(model, options.context, options.resident, options.summaries);
+      SparseRequestBytes(model, options.context, options.pages(), options.summaries);
   result.eager = options.eager;
   uint32_t cap = 0;
   {
@@ -267,7 +269,7 @@ absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
         static_cast<double>(after.refused_by_cap - before.refused_by_cap) / steps / heads;
     result.link_bytes = fetched * model.entry_bytes();
     result.hbm_bytes =
-        SparseStepBytes(model, options.context, options.resident, options.summaries, options.batch,
+        SparseStepBytes(model, options.context, options.pages(), options.summaries, options.batch,
                         side->foreground().weight_bytes_read(), result.link_bytes);
     result.bound_seconds =
         std::max(result.hbm_bytes / ceilings.hbm_read, result.link_bytes / ceilings.gather_alone);
@@ -288,7 +290,8 @@ absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
     OASISKV_RETURN_IF_ERROR(ws.Error());
   }
   LayerRigOptions rig_options{.rows = options.batch,
-                              .resident = options.resident,
+                              .resident = options.pages(),
+                              .ranked = options.resident,
                               .cap = cap,
                               .summaries = options.summaries,
                               .grid = options.grid,

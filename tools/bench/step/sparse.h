@@ -17,7 +17,8 @@
 namespace oasiskv::bench::step {
 
 struct SparseOptions {
-  uint32_t context = 0, batch = 0, resident = 128, warmup = 60;
+  uint32_t context = 0, batch = 0, warmup = 60;
+  uint32_t resident = 128, spare = 0;  // blocks that are ranked; pages beyond them
   double ratio = 0.05;
   SummaryType summaries = SummaryType::kAsKeys;
   float walk = 1;  // a of the queries' walk
@@ -26,6 +27,8 @@ struct SparseOptions {
   bool eager = false;
   bool predict_behind = false;   // the score kernel has a lower priority than the step
   bool last_layer_first = true;  // its prediction opens the next step
+
+  uint32_t pages() const { return resident + spare; }
 };
 
 // Allocates, admits, measures, frees. bound_seconds is max(HBM bytes / HBM rate, link bytes /

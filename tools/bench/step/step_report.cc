@@ -29,7 +29,7 @@ std::string Relative(const SideResult* dense, const SideResult& r) {
 
 void PrintStages(const RunOptions& o, const SideResult& r) {
   std::printf("%s, batch %u", r.side.c_str(), r.batch);
-  if (r.side == "sparse") std::printf(", ratio %.2f", r.ratio);
+  if (r.side == "sparse") std::printf(", ratio %.2f, spare %u", r.ratio, r.spare);
   std::printf(": stages in ms a step, eager:");
   for (size_t s = 0; s < kStages; ++s) {
     if (r.stages.seconds[s] == 0) continue;
@@ -81,14 +81,15 @@ void PrintTables(const RunOptions& o, const DeviceResults& results) {
         Giga(static_cast<double>(info.host_bytes)), info.host_sequences, o.churn, results.churn,
         info.resident, SummariesOf(o));
   }
-  std::printf("\n\n%-6s %5s %6s %9s %16s %14s %9s %9s %7s %8s %8s %8s\n", "side", "batch", "ratio",
-              "fetched", "tokens/s", "TPOT ms", "HBM GB", "link GB", "GB/s", "bound ms", "of bound",
-              "x dense");
+  std::printf("\n\n%-6s %5s %6s %5s %9s %16s %14s %9s %9s %7s %8s %8s %8s\n", "side", "batch",
+              "ratio", "spare", "fetched", "tokens/s", "TPOT ms", "HBM GB", "link GB", "GB/s",
+              "bound ms", "of bound", "x dense");
   for (const SideResult& r : results.sides) {
     const bool sparse = r.side == "sparse";
     std::printf(
-        "%-6s %5u %6s %9s %16s %14s %9.1f %9.2f %7.1f %8.2f %8.3f %8s\n", r.side.c_str(), r.batch,
-        sparse ? absl::StrFormat("%.2f", r.ratio).c_str() : "-",
+        "%-6s %5u %6s %5s %9s %16s %14s %9.1f %9.2f %7.1f %8.2f %8.3f %8s\n", r.side.c_str(),
+        r.batch, sparse ? absl::StrFormat("%.2f", r.ratio).c_str() : "-",
+        sparse ? absl::StrFormat("%d", r.spare).c_str() : "-",
         sparse ? absl::StrFormat("%.2f", r.fetched).c_str() : "-",
         absl::StrFormat("%.0f +-%.0f", r.tokens_per_second.median, r.tokens_per_second.half_iqr)
             .c_str(),
@@ -160,6 +161,7 @@ void PrintJson(const RunOptions& o, const DeviceResults& results) {
     }
     if (r.side == "sparse") {
       j.update({{"ratio", r.ratio},
+                {"spare", r.spare},
                 {"summaries", SummariesOf(o)},
                 {"churn", r.churn},
                 {"fetched", r.fetched},
