@@ -336,10 +336,10 @@ typedef struct oasiskv_working_set_options {
   uint32_t resident_blocks; /* 0: 128 */
   double fetch_ratio;       /* 0: 0.05; negative: a cap of 0 */
   uint32_t mode, combine, late, loss;
-  uint64_t late_deadline_ms; /* 0: 5,000 */
-  uint32_t max_requests;     /* 0: 1 */
-  uint32_t max_blocks;       /* 0: 8,192 */
-  double bound_weight;       /* 0: 1.0; negative: a weight of 0 */
+  uint64_t late_deadline_ms;         /* 0: 5,000 */
+  uint32_t max_requests;             /* 0: 1 */
+  uint32_t max_blocks;               /* 0: 8,192 */
+  double bound_weight;               /* 0: 1.0; negative: a weight of 0 */
   uint32_t summaries, ranked_blocks; /* ranked_blocks 0: resident_blocks */
 } oasiskv_working_set_options;
 
