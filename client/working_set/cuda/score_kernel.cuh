@@ -102,8 +102,7 @@ __global__ void __launch_bounds__(kScoreThreads, kScoreCtas<kHeads>)
   const uint32_t stage_bytes = args.together * kStageBytes, ring = warp * args.stages * stage_bytes;
 
   ChunkList<kScoreThreads> list(args, words);
-  for (uint32_t index = 0; index < list.count(); ++index) {
-    Chunk chunk = list.Find(index);
+  for (Chunk chunk; list.Next(&chunk);) {
     while (chunk.tiles > 0) {
       if (warp == 0) {
         const uint32_t found = FindUnits(args, chunk, units);
