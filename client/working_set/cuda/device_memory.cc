@@ -181,7 +181,6 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(const GpuWorkingSetOptions& op
   const uint64_t score_bytes = Align(gpu::ScoreBytes(shape, options.max_rows));
   OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer scores,
                            cuda::DeviceBuffer::Create(2 * score_bytes, "the blocks' scores"));
-  OASISKV_CUDA_RETURN(cudaMemset(scores.data(), 0, 2 * score_bytes));
   for (gpu::LayerMemory& layer : memory.layers) {
     layer.scores = reinterpret_cast<float*>(scores.data());
   }

@@ -59,6 +59,11 @@ GpuWorkingSetImpl::GpuWorkingSetImpl(GpuWorkingSetOptions options, gpu::Shape sh
       slots_(shape.slots) {}
 
 absl::Status GpuWorkingSetImpl::CreateStreams() {
+  int processors = 0;
+  OASISKV_CUDA_RETURN(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount,
+                                             static_cast<int>(options_.device)));
+  const auto all = static_cast<uint32_t>(processors);
+  score_processors_ = all > 2 * gather_.ctas ? all - gather_.ctas : all;
   OASISKV_ASSIGN_OR_RETURN(
       predict_, cuda::Stream::Create(options_.predict_priority.value_or(options_.priority)));
   for (cuda::Stream* stream : {&select_, &transfer_[0], &transfer_[1]}) {

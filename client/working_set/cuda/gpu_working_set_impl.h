@@ -93,6 +93,7 @@ class GpuWorkingSetImpl final : public GpuWorkingSet {
   const gpu::Shape shape_;
   DeviceMemory memory_;
   gpu::GatherOptions gather_;
+  uint32_t score_processors_ = 0;  // those that the gather's CTAs do not hold
   // Layers transfer on two streams in turn: while one layer's last bytes arrive and its commit
   // runs, the link is busy with the next one's.
   cuda::Stream predict_, select_, transfer_[2], admit_;

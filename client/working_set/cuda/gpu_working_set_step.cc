@@ -81,7 +81,8 @@ absl::Status GpuWorkingSetImpl::Submit(LayerIndex layer, const void* queries, Gp
   OASISKV_RETURN_IF_ERROR(
       Launched("ScoreTopK", layer,
                gpu::ScoreTopK(shape_, memory_.layers[layer.value()], memory_.rows, queries,
-                              static_cast<gpu::QueryType>(type), row_stride, predict_.get())));
+                              static_cast<gpu::QueryType>(type), row_stride, predict_.get(),
+                              /*full_local=*/true, score_processors_)));
   marks.submitted = true;
   return EnqueueSelect(layer, true, predict_.get());
 }

@@ -7,7 +7,6 @@ namespace oasiskv::gpu {
 namespace {
 
 struct RankArgs {
-  uint32_t* claims;     // the score kernel's
   const float* scores;  // [row][kv_head][planes][max_blocks]
   const SlotState* state;
   int32_t* predicted;
@@ -18,9 +17,6 @@ struct RankArgs {
   uint32_t planes, kv_heads, group, block_tokens, max_blocks, resident, ranked;
   uint32_t best_at, winners_at, histograms_at, words_at;  // in shared memory; keys begin at 0
 };
-
-// The kernel that makes the scores may still run when this one begins.
-__device__ inline void WaitForScores() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // kNormalizedMax: the greatest sum of each query head, a warp a head.
 __device__ void FindBest(const RankArgs& args, const float* sums, uint32_t blocks, float* best) {
@@ -74,10 +70,6 @@ extern __shared__ __align__(16) std::byte rank_shared[];
 // A CTA a (row, KV head).
 __global__ void __launch_bounds__(kRankThreads) RankKernel(const __grid_constant__ RankArgs args) {
   const uint32_t pair = blockIdx.x, row = pair / args.kv_heads;
-  if (pair == 0) {
-    WaitForScores();
-    if (threadIdx.x == 0) *args.claims = 0;
-  }
   if (row >= ActiveRows(args.rows)) return;
   const uint32_t slot = args.rows.slots[row];
   const uint32_t blocks =
@@ -85,7 +77,8 @@ __global__ void __launch_bounds__(kRankThreads) RankKernel(const __grid_constant
   const float* const scores = args.scores + uint64_t{pair} * args.planes * args.max_blocks;
   auto* const keys = reinterpret_cast<uint32_t*>(rank_shared);
   uint32_t least = ~0u, greatest = 0;
-  WaitForScores();  // what is read above does not change meanwhile
+  // The kernel that makes the scores may still run; what is read above it does not change.
+  asm volatile("griddepcontrol.wait;" ::: "memory");
   if (args.folded) {
     MakeKeys(
         blocks, [&](uint32_t b) { return scores[b]; }, keys, &least, &greatest);
@@ -112,15 +105,14 @@ __global__ void __launch_bounds__(kRankThreads) RankKernel(const __grid_constant
 
 uint64_t ScoreBytes(const Shape& shape, uint32_t max_rows) {
   const uint64_t planes = ScoresAreFolded(shape) ? 1 : shape.group;
-  return (kScoreHeader + max_rows * planes * shape.kv_heads * shape.max_blocks) * sizeof(float);
+  return max_rows * planes * shape.kv_heads * shape.max_blocks * sizeof(float);
 }
 
 LaunchError RankScores(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                        bool full_local, Stream stream) {
   const bool folded = ScoresAreFolded(shape);
   RankArgs args{};
-  args.claims = reinterpret_cast<uint32_t*>(mem.scores);
-  args.scores = mem.scores + kScoreHeader;
+  args.scores = mem.scores;
   args.state = mem.state;
   args.predicted = mem.predicted;
   args.rows = rows;

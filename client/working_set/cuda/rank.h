@@ -8,9 +8,6 @@
 
 namespace oasiskv::gpu {
 
-// mem.scores begins with a word of its own, the count of chunks that are taken: 0 between launches.
-inline constexpr uint32_t kScoreHeader = 64;  // floats
-
 // Query heads that one pass over a KV head's summaries takes.
 inline uint32_t HeadsOfPass(const Shape& shape) { return shape.group <= 4 ? 4 : 8; }
 

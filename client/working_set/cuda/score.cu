@@ -112,8 +112,7 @@ LaunchError ScoreTopKTuned(const Shape& shape, const LayerMemory& mem, const Row
   const uint32_t passes = (shape.group + heads - 1) / heads;
   if (const LaunchError error = CheckShape(shape, rows, passes); error != nullptr) return error;
   if (rows.max_rows == 0) return nullptr;
-  if (mem.scores == nullptr)
-    return "score: LayerMemory.scores is null; ScoreBytes of zeros are needed";
+  if (mem.scores == nullptr) return "score: LayerMemory.scores is null; ScoreBytes are needed";
   Device device;
   if (const cudaError_t error = device.Read(); error != cudaSuccess) {
     return cudaGetErrorString(error);
@@ -132,8 +131,7 @@ LaunchError ScoreTopKTuned(const Shape& shape, const LayerMemory& mem, const Row
   args.combine = shape.combine;
   args.full_local = full_local;
   args.folded = ScoresAreFolded(shape);
-  args.claims = reinterpret_cast<uint32_t*>(mem.scores);
-  args.scores = mem.scores + kScoreHeader;
+  args.scores = mem.scores;
   args.kv_heads = shape.kv_heads;
   args.group = shape.group;
   args.head_dim = shape.head_dim;
@@ -171,19 +169,15 @@ LaunchError ScoreTopKTuned(const Shape& shape, const LayerMemory& mem, const Row
   kernel<<<device.processors * CtasOf(heads), kScoreThreads, bytes, stream>>>(args);
   error = cudaGetLastError();
   if (error != cudaSuccess) return cudaGetErrorString(error);
-  const LaunchError outcome =
-      tuning.ranks ? RankScores(shape, mem, rows, full_local, stream) : nullptr;
-  if (tuning.ranks && outcome == nullptr) return nullptr;
-  // What RankKernel would have done.
-  error = cudaMemsetAsync(args.claims, 0, sizeof(*args.claims), stream);
-  if (outcome != nullptr) return outcome;
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  if (!tuning.ranks) return nullptr;
+  return RankScores(shape, mem, rows, full_local, stream);
 }
 
 LaunchError ScoreTopK(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                       const void* queries, QueryType type, int64_t row_stride, Stream stream,
-                      bool full_local) {
-  return ScoreTopKTuned(shape, mem, rows, queries, type, row_stride, {}, stream, full_local);
+                      bool full_local, uint32_t processors) {
+  return ScoreTopKTuned(shape, mem, rows, queries, type, row_stride, {.processors = processors},
+                        stream, full_local);
 }
 
 }  // namespace oasiskv::gpu

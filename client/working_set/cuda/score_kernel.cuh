@@ -102,7 +102,8 @@ __global__ void __launch_bounds__(kScoreThreads, kScoreCtas<kHeads>)
   const uint32_t stage_bytes = args.together * kStageBytes, ring = warp * args.stages * stage_bytes;
 
   ChunkList<kScoreThreads> list(args, words);
-  for (Chunk chunk; list.Next(&chunk);) {
+  for (uint32_t index = 0; index < list.count(); ++index) {
+    Chunk chunk = list.Find(index);
     while (chunk.tiles > 0) {
       if (warp == 0) {
         const uint32_t found = FindUnits(args, chunk, units);

@@ -2,8 +2,8 @@
 //
 // Work is counted in tiles of 16 blocks: row by row, KV head by KV head, pass by pass. A unit is
 // one pass of one (row, KV head). All tiles of a launch in that order are cut into even chunks,
-// wherever rows and units end, which the CTAs claim one by one: a CTA that finds room late, beside
-// other kernels, takes fewer, and what all of them read at a time lies close together.
+// wherever rows and units end, and dealt to the CTAs in turn: none has more to read than another,
+// and what all of them read at a time lies close together.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +26,9 @@ struct ScoreArgs {
   int64_t row_stride;
   QueryType query_type;
   GroupCombine combine;
-  bool full_local;   // a local block that is full is a candidate
-  bool folded;       // `scores` has a score a block; otherwise the sum of each query head
-  uint32_t* claims;  // chunks that are taken; RankKernel sets it back to 0
-  float* scores;     // [row][kv_head][folded ? 1 : group][max_blocks]
+  bool full_local;  // a local block that is full is a candidate
+  bool folded;      // `scores` has a score a block; otherwise the sum of each query head
+  float* scores;    // [row][kv_head][folded ? 1 : group][max_blocks]
   uint32_t kv_heads, group, head_dim, summary_bytes, block_tokens, max_blocks;
   float near, far;
   uint32_t query_dims;                      // head_dim, rounded up to whole stages
@@ -69,15 +68,14 @@ struct Chunk {
   uint32_t unit, skip, tiles;
 };
 
-// The chunks of a launch. Thread contract: all kThreads threads of the CTA call together.
+// The chunks of a CTA. Thread contract: all kThreads threads of the CTA call together.
 template <uint32_t kThreads>
 class ChunkList {
  public:
-  static constexpr uint32_t kWords = kThreads / 32 + 3;
+  static constexpr uint32_t kWords = kThreads / 32 + 2;
 
   // `words`: shared memory, kWords.
   __device__ ChunkList(const ScoreArgs& args, uint32_t* words) : args_(args), words_(words) {
-    Claim();
     // A thread's rows are next to each other. Their slots are read beside the count, not after it.
     const uint32_t each = (args.rows.max_rows + kThreads - 1) / kThreads;
     first_ = threadIdx.x * each;
@@ -95,21 +93,17 @@ class ChunkList {
       if (w < threadIdx.x / 32) before_ += words[w];
       tiles_ += words[w];
     }
-    // As many for each CTA, should all begin at a time.
-    const uint32_t round = gridDim.x * args.chunk_tiles;
-    chunks_ = max(1u, (tiles_ + round / 2) / round) * gridDim.x;
+    count_ = max(1u, (tiles_ + gridDim.x * args.chunk_tiles / 2) / (gridDim.x * args.chunk_tiles));
   }
+  __device__ uint32_t count() const { return count_; }
 
-  // False: there are no more.
-  __device__ bool Next(Chunk* chunk) {
+  __device__ Chunk Find(uint32_t index) {
+    const uint64_t at = uint64_t{index} * gridDim.x + blockIdx.x;
+    const uint64_t all = uint64_t{count_} * gridDim.x;
+    const auto begin = static_cast<uint32_t>(tiles_ * at / all);
+    const auto end = static_cast<uint32_t>(tiles_ * (at + 1) / all);
     uint32_t* const found = words_ + kThreads / 32;
-    if (threadIdx.x == 0) found[2] = claimed_;
-    __syncthreads();  // and the chunk before has been read
-    const uint32_t index = found[2];
-    if (index >= chunks_) return false;
-    Claim();
-    const auto begin = static_cast<uint32_t>(uint64_t{tiles_} * index / chunks_);
-    const auto end = static_cast<uint32_t>(uint64_t{tiles_} * (index + 1) / chunks_);
+    __syncthreads();                                    // the chunk before has been read
     if (before_ <= begin && begin - before_ < mine_) {  // one thread, if there is a tile at all
       const uint32_t units = UnitsOfRow(args_);
       uint32_t rest = begin - before_, r = first_, tiles = TilesOf(RowBlocks(args_, r));
@@ -121,21 +115,14 @@ class ChunkList {
       found[1] = rest % tiles;
     }
     __syncthreads();
-    *chunk = {found[0], found[1], end - begin};
-    return true;
+    return {found[0], found[1], end - begin};
   }
 
  private:
-  // Long before the answer is needed.
-  __device__ void Claim() {
-    if (threadIdx.x == 0) claimed_ = atomicAdd(args_.claims, 1u);
-  }
-
   const ScoreArgs& args_;
   uint32_t* const words_;
-  uint32_t claimed_ = 0;                    // thread 0's
   uint32_t first_, mine_ = 0, before_ = 0;  // this thread's rows and their tiles
-  uint32_t tiles_ = 0, chunks_;
+  uint32_t tiles_ = 0, count_;
 };
 
 // Looks up the next `args.room` units of the chunk; returns how many of its tiles they have. Called

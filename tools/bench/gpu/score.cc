@@ -78,7 +78,6 @@ class ScoreBench {
     OASISKV_RETURN_IF_ERROR(Take(queries * 2, &queries_));
     OASISKV_RETURN_IF_ERROR(Take(lists * shape_.resident * 4, &predicted_));
     OASISKV_RETURN_IF_ERROR(Take(gpu::ScoreBytes(shape_, setting_.batch), &scores_));
-    OASISKV_CUDA_RETURN(cudaMemset(scores_.data(), 0, gpu::ScoreBytes(shape_, setting_.batch)));
     OASISKV_RETURN_IF_ERROR(Take(setting_.batch * sizeof(gpu::SlotState), &state_));
     OASISKV_RETURN_IF_ERROR(Take(setting_.batch * 4, &slots_));
     OASISKV_RETURN_IF_ERROR(Take(4, &count_));

@@ -114,7 +114,6 @@ absl::Status LayerRig::MakeMemory() {
   memory_.stamps = reinterpret_cast<uint64_t*>(base + stamps);
   memory_.predicted = reinterpret_cast<int32_t*>(base + predicted);
   memory_.scores = reinterpret_cast<float*>(base + scores);
-  OASISKV_CUDA_RETURN(cudaMemset(base + scores, 0, gpu::ScoreBytes(s, s.slots)));
   memory_.state = reinterpret_cast<gpu::SlotState*>(base + state);
   gpu::SlotState start;
   start.complete = s.max_blocks;
