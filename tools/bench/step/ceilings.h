@@ -18,7 +18,7 @@ namespace oasiskv::bench::step {
 absl::Status MeasureHbm(std::span<const std::byte> memory, cudaStream_t stream, Ceilings& found);
 
 struct GatherGrid {
-  uint32_t ctas = 16, threads = 256, loads = 4;
+  uint32_t ctas = 32, threads = 128, loads = 4;
 };
 // The copy engine out of the pool; the gather kernel with random entries of it, alone and beside a
 // kernel that reads `memory` as fast as it can.

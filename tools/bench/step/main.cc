@@ -42,8 +42,8 @@ ABSL_FLAG(uint32_t, steps, 20, "Steps of a round.");
 ABSL_FLAG(uint32_t, warmup, 60,
           "Steps before the rounds, which bring the residents to where they "
           "stay.");
-ABSL_FLAG(uint32_t, gather_ctas, 16, "CTAs of the gather kernel.");
-ABSL_FLAG(uint32_t, gather_threads, 256,
+ABSL_FLAG(uint32_t, gather_ctas, 32, "CTAs of the gather kernel.");
+ABSL_FLAG(uint32_t, gather_threads, 128,
           "Threads of one of them. One of 1024 needs a multiprocessor to itself.");
 ABSL_FLAG(uint32_t, gather_loads, 4, "16-byte loads in flight of a thread: 4 or 8.");
 ABSL_FLAG(bool, predict_behind, false,
