@@ -19,9 +19,9 @@ enum class QueryType : uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 // prediction; Resolve and a sample of agreement take the complete ones only). Order equals that of
 // ScoreBlocks and TopK of the cpu backend, for summaries and queries of any bits. head_dim is a
 // multiple of 8; summaries are 16-byte aligned; 32,768 blocks fit with K up to 1,024, head_dim up
-// to 576 and any group. Two kernels: the first fills `processors` multiprocessors (0: all; those that
-// other kernels hold are left out, since a CTA that finds no room doubles the time) and leaves scores
-// in mem.scores; the second ranks them.
+// to 576 and any group. Two kernels: the first fills `processors` multiprocessors (0: all; those
+// that other kernels hold are left out, since a CTA that finds no room doubles the time) and leaves
+// scores in mem.scores; the second ranks them.
 LaunchError ScoreTopK(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                       const void* queries, QueryType type, int64_t row_stride, Stream stream,
                       bool full_local = true, uint32_t processors = 0);
