@@ -23,10 +23,9 @@ inline constexpr double kDefaultBoundWeight = 1.0;
 // What a working set keeps its key summaries as. kFloat8 is E4M3 (4 significant bits, greatest
 // 448), half the memory and half the bytes of a score for BF16 keys: minima are rounded down and
 // maxima up, so that the box still holds every key and a bound stays one. Keys beyond +-448 are
-// taken for
-// +-448: there the bound is none. The wider box costs selection some sharpness. head_dim must be a
-// multiple of 16. Frames, the wire and daemons keep summaries in the keys' element type; they are
-// rounded when they enter the working set.
+// taken for +-448: there the bound is none. The wider box costs selection some sharpness. head_dim
+// must be a multiple of 16. Frames, the wire and daemons keep summaries in the keys' element type;
+// they are rounded when they enter the working set.
 enum class SummaryType : uint8_t { kAsKeys = 0, kFloat8 = 1 };
 
 // kCapped: at most floor(fetch_ratio x K) blocks change per head, layer and step (mechanism.md
