@@ -6,6 +6,7 @@ import numpy as np
 
 import oasiskv
 from daemon import Daemon
+from oasiskv.driver import Driver, DriverMissing
 
 GEOMETRY = oasiskv.Geometry(layers=3, kv_heads=4, head_dim=16, element_type=oasiskv.ElementType.FLOAT16)
 IDENTITY = oasiskv.Identity("test/model", "rev-1")
@@ -52,4 +53,21 @@ class FabricCase(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         cls.client.close()
+        cls.daemon.stop()
+
+
+class GpuCase(unittest.TestCase):
+    """Base of cases that need a GPU: a driver and a daemon for each class, or a skip that names the need."""
+
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.driver = Driver()
+            oasiskv.GpuWorkingSet(GEOMETRY, GEOMETRY.kv_heads).close()
+        except (DriverMissing, oasiskv.Unsupported) as error:
+            raise unittest.SkipTest(f"needs a GPU and a library built with CUDA: {error}") from None
+        cls.daemon = Daemon()
+
+    @classmethod
+    def tearDownClass(cls):
         cls.daemon.stop()

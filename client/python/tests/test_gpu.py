@@ -6,28 +6,13 @@ import unittest
 import numpy as np
 
 import oasiskv
-from daemon import Daemon
-from oasiskv.driver import Driver, DriverMissing
-from fixture import GEOMETRY, IDENTITY, put
+from fixture import GEOMETRY, IDENTITY, GpuCase, put
 
 HEADS = 8
 STEPS = 60
 
 
-class GpuTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        try:
-            cls.driver = Driver()
-            oasiskv.GpuWorkingSet(GEOMETRY, HEADS).close()
-        except (DriverMissing, oasiskv.Unsupported) as error:
-            raise unittest.SkipTest(f"needs a GPU and a library built with CUDA: {error}") from None
-        cls.daemon = Daemon()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.daemon.stop()
-
+class GpuTest(GpuCase):
     def setUp(self):
         self.stream = self.driver.stream()
         self.queries = self.driver.pinned((GEOMETRY.layers, 1, HEADS, GEOMETRY.head_dim), np.float32)

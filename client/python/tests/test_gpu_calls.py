@@ -6,9 +6,7 @@ import unittest
 import numpy as np
 
 import oasiskv
-from daemon import Daemon
-from oasiskv.driver import Driver, DriverMissing
-from fixture import GEOMETRY, IDENTITY, put
+from fixture import GEOMETRY, IDENTITY, GpuCase, put
 from test_device import Interface, Pinned
 
 HEADS = 8
@@ -101,15 +99,10 @@ def cpu_token_count(cpu, slot) -> int:
     return view.local_block * cpu.geometry.block_tokens + view.local_tokens
 
 
-class GpuCallsTest(unittest.TestCase):
+class GpuCallsTest(GpuCase):
     @classmethod
     def setUpClass(cls):
-        try:
-            cls.driver = Driver()
-            oasiskv.GpuWorkingSet(GEOMETRY, HEADS).close()
-        except (DriverMissing, oasiskv.Unsupported) as error:
-            raise unittest.SkipTest(f"needs a GPU and a library built with CUDA: {error}") from None
-        cls.daemon = Daemon()
+        super().setUpClass()
         cls.client = oasiskv.Client(cls.daemon.address, oasiskv.Fabric.SHM)
         for number in range(2):
             put(cls.client, f"calls-{number}", 7 + number)
@@ -117,7 +110,7 @@ class GpuCallsTest(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         cls.client.close()
-        cls.daemon.stop()
+        super().tearDownClass()
 
     def pair(self, **options):
         """Over two requests in shared memory."""
