@@ -1,24 +1,14 @@
 #include "tests/gpu/gpu_inputs.h"
 
-#include <cstring>
 #include <utility>
 
 #include "gtest/gtest.h"
+#include "tests/support/narrow.h"
 
 namespace oasiskv::gpu_test {
 namespace {
 
 constexpr uint64_t kGap = 8;  // elements between rows of 16-bit queries
-
-// Of numbers that the types hold exactly.
-uint16_t NarrowOf(float value, GpuQueryType type) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if (type == GpuQueryType::kBFloat16) return static_cast<uint16_t>(bits >> 16);
-  if (value == 0) return 0;
-  const uint32_t exponent = ((bits >> 23) & 0xff) - 127 + 15;
-  return static_cast<uint16_t>(((bits >> 16) & 0x8000) | (exponent << 10) | ((bits >> 13) & 0x3ff));
-}
 
 }  // namespace
 
@@ -64,11 +54,13 @@ void Inputs::Fill(std::mt19937_64* rng) {
 
 void Inputs::Narrow(const cuda::PinnedBuffer& from, const cuda::PinnedBuffer& to) const {
   const uint64_t stride = row_queries_ + kGap;
+  const ElementType type =
+      type_ == GpuQueryType::kBFloat16 ? ElementType::kBFloat16 : ElementType::kFloat16;
   for (uint64_t row = 0; row < uint64_t{layers_} * rows_; ++row) {
     for (uint64_t i = 0; i < stride; ++i) {
       // A kernel that takes the gap for queries ranks other blocks.
       to.As<uint16_t>()[row * stride + i] =
-          NarrowOf(i < row_queries_ ? from.As<float>()[row * row_queries_ + i] : 1024.0f, type_);
+          NarrowBits(type, i < row_queries_ ? from.As<float>()[row * row_queries_ + i] : 1024.0f);
     }
   }
 }

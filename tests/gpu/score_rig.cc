@@ -12,6 +12,7 @@
 #include "client/working_set/score.h"
 #include "client/working_set/summary.h"
 #include "client/working_set/topk.h"
+#include "tests/support/narrow.h"
 
 namespace oasiskv::gpu_test {
 namespace {
@@ -40,12 +41,7 @@ uint32_t Bits(float value) {
 
 // Values that are exact in every element type.
 uint32_t ElementBits(gpu::Element element, float value) {
-  const uint32_t bits = Bits(value);
-  if (element == gpu::Element::kFloat32) return bits;
-  if (element == gpu::Element::kBFloat16) return bits >> 16;
-  const uint32_t exponent = (bits >> 23) & 0xff;
-  if (exponent < 113) return (bits >> 16) & 0x8000;
-  return ((bits >> 16) & 0x8000) | ((exponent - 112) << 10) | ((bits >> 13) & 0x3ff);
+  return element == gpu::Element::kFloat32 ? Bits(value) : NarrowBits(TypeOf(element), value);
 }
 
 uint32_t SpecialBits(gpu::Element element, uint32_t which) {

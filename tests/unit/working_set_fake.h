@@ -18,6 +18,7 @@
 #include "oasiskv/error.h"
 #include "oasiskv/geometry.h"
 #include "oasiskv/sequence_source.h"
+#include "tests/support/narrow.h"
 
 namespace oasiskv {
 
@@ -43,17 +44,11 @@ class FakeKv {
   }
 
   void Store(float value, std::byte* to) const {
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
     if (geometry_.element_type == ElementType::kFloat32) {
-      std::memcpy(to, &bits, 4);
+      std::memcpy(to, &value, 4);
       return;
     }
-    uint16_t half = static_cast<uint16_t>(bits >> 16);  // bfloat16
-    if (geometry_.element_type == ElementType::kFloat16 && value != 0) {
-      half = static_cast<uint16_t>(((bits >> 16) & 0x8000) | ((((bits >> 23) & 0xff) - 112) << 10) |
-                                   ((bits >> 13) & 0x3ff));
-    }
+    const uint16_t half = NarrowBits(geometry_.element_type, value);
     std::memcpy(to, &half, 2);
   }
 

@@ -13,6 +13,7 @@
 #include "client/working_set/summary.h"
 #include "client/working_set/topk.h"
 #include "gtest/gtest.h"
+#include "tests/support/narrow.h"
 
 namespace oasiskv {
 namespace {
@@ -52,18 +53,10 @@ std::vector<std::byte> RandomElements(ElementType type, size_t count, std::mt199
       continue;
     }
     const float value = std::uniform_real_distribution<float>(-3, 3)(rng);
-    const uint32_t bits = Bits(value);
     if (type == ElementType::kFloat32) {
       std::memcpy(&out[i * 4], &value, 4);
-    } else if (type == ElementType::kBFloat16) {
-      const uint16_t half = static_cast<uint16_t>(bits >> 16);
-      std::memcpy(&out[i * 2], &half, 2);
-    } else {  // the exponent re-biased; values below 2^-14 become 0
-      const uint32_t exponent = (bits >> 23) & 0xff;
-      const uint16_t half =
-          exponent < 113 ? 0
-                         : static_cast<uint16_t>(((bits >> 16) & 0x8000) |
-                                                 ((exponent - 112) << 10) | ((bits >> 13) & 0x3ff));
+    } else {
+      const uint16_t half = NarrowBits(type, value);
       std::memcpy(&out[i * 2], &half, 2);
     }
   }
