@@ -38,6 +38,7 @@ absl::StatusOr<GpuWorkingSetOptions> ToOptions(const oasiskv_gpu_working_set_opt
   o.priority = in.priority;
   o.remote_sources = in.local_only == 0;
   o.max_host_bytes = in.max_host_bytes;
+  o.predict_processors = in.predict_processors;
   return o;
 }
 
@@ -100,6 +101,15 @@ int oasiskv_gpu_working_set_rows_get(oasiskv_gpu_working_set* ws, oasiskv_gpu_ro
     return WriteStruct(
         oasiskv_gpu_rows{sizeof(oasiskv_gpu_rows), rows.slots, rows.count, rows.max_rows}, "out",
         out);
+  });
+}
+
+int oasiskv_gpu_working_set_foreground_get(oasiskv_gpu_working_set* ws,
+                                           oasiskv_gpu_foreground* out) {
+  return With(ws, [&](GpuWorkingSet& gpu) {
+    const GpuForeground f = gpu.Foreground();
+    return WriteStruct(
+        oasiskv_gpu_foreground{sizeof(oasiskv_gpu_foreground), f.stream, f.processors}, "out", out);
   });
 }
 

@@ -72,6 +72,12 @@ absl::StatusOr<Stream> Stream::Create(int priority) {
   return stream;
 }
 
+Stream Stream::Adopt(cudaStream_t stream) {
+  Stream owner;
+  owner.stream_ = stream;
+  return owner;
+}
+
 Stream::~Stream() {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }

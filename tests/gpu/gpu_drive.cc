@@ -45,6 +45,7 @@ Drive::Drive(const Case& c, uint64_t seed) : case_(c), rng_(seed), options_(Opti
   gpu_options.base = options_;
   gpu_options.base.mode = c.mode;
   gpu_options.device = c.device;
+  gpu_options.predict_processors = c.predict_processors;
   gpu_options.max_new_tokens = kNewTokens;
   gpu_options.remote_sources = c.where != Where::kLocal;
   const cuda::DeviceScope scope(c.device);

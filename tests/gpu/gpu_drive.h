@@ -50,6 +50,7 @@ struct Case {
   uint32_t kv_heads = 2;
   uint32_t parts = 0;  // of a source in local memory; 0: one, the rank's heads and no others
   int device = 0;
+  uint32_t predict_processors = 0;
 };
 
 WorkingSetOptions OptionsOf(const Case& c);

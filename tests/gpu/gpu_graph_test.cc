@@ -13,8 +13,9 @@ namespace {
 
 class GraphDrive {
  public:
-  explicit GraphDrive(SelectionMode mode) {
+  explicit GraphDrive(SelectionMode mode, uint32_t predict_processors = 0) {
     options_.base = OptionsOf(Case{.mode = mode});
+    options_.predict_processors = predict_processors;
     options_.max_new_tokens = 120;
     inputs_ = std::make_unique<Inputs>(options_.base);
     for (Side& side : sides_) {
@@ -37,10 +38,10 @@ class GraphDrive {
       Churn();
       FillInputs();
       for (Side& side : sides_) {
-        ASSERT_STATUS_OK(side.ws->SetRows(rows_, side.stream.get()));
+        ASSERT_STATUS_OK(side.ws->SetRows(rows_, side.step()));
       }
       Enqueue(sides_[0]);
-      ASSERT_EQ(cudaGraphLaunch(exec_, sides_[1].stream.get()), cudaSuccess);
+      ASSERT_EQ(cudaGraphLaunch(exec_, sides_[1].step()), cudaSuccess);
       // The next inputs are written in place, and predict reads them beside the step's stream.
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
       if (i % 25 == 0 || i + 1 == steps) Compare();
@@ -64,6 +65,11 @@ class GraphDrive {
   struct Side {
     std::unique_ptr<GpuWorkingSet> ws;
     cuda::Stream stream;
+    cudaStream_t step() const {
+      const GpuForeground foreground = ws->Foreground();
+      return foreground.stream != nullptr ? static_cast<cudaStream_t>(foreground.stream)
+                                          : stream.get();
+    }
   };
   struct Request {
     std::shared_ptr<FakeSource> source;
@@ -72,7 +78,7 @@ class GraphDrive {
   };
 
   void Enqueue(Side& side) {
-    cudaStream_t const s = side.stream.get();
+    cudaStream_t const s = side.step();
     GpuWorkingSet& ws = *side.ws;
     for (uint32_t l = 0; l < options_.base.geometry.layers; ++l) {
       const LayerIndex layer(l);
@@ -94,7 +100,7 @@ class GraphDrive {
 
   void Capture() {
     Side& side = sides_[1];
-    cudaStream_t const s = side.stream.get();
+    cudaStream_t const s = side.step();
     ASSERT_EQ(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal), cudaSuccess);
     Enqueue(side);
     cudaGraph_t graph = nullptr;
@@ -196,6 +202,11 @@ class GraphDrive {
 TEST(GpuGraphTest, AThousandCappedStepsEqualEagerOnes) {
   OASISKV_NEEDS_GPU();
   GraphDrive(SelectionMode::kCapped).Run(1000);
+}
+
+TEST(GpuGraphTest, StepsOnTheForegroundEqualEagerOnes) {
+  OASISKV_NEEDS_GPU();
+  GraphDrive(SelectionMode::kCapped, /*predict_processors=*/16).Run(300);
 }
 
 TEST(GpuGraphTest, AThousandExactStepsEqualEagerOnes) {

@@ -42,6 +42,14 @@ INSTANTIATE_TEST_SUITE_P(
              .layout = Layout::kNhdWithTable}),
     [](const auto& one) { return one.param.name; });
 
+INSTANTIATE_TEST_SUITE_P(Apart, PlansTest,
+                         testing::Values(Case{.name = "capped", .predict_processors = 16},
+                                         Case{.name = "exact_mixed",
+                                              .mode = SelectionMode::kExact,
+                                              .where = Where::kMixed,
+                                              .predict_processors = 24}),
+                         [](const auto& one) { return one.param.name; });
+
 INSTANTIATE_TEST_SUITE_P(Lists, PlansTest,
                          testing::Values(Case{.name = "lists", .predict = Predict::kLists},
                                          Case{.name = "lists_mixed_no_cap",

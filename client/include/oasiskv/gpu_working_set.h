@@ -53,6 +53,13 @@ struct GpuWorkingSetOptions {
   // Of the predict stream, where it is to differ: behind the step's own stream its kernels run in
   // what that leaves free, and the transfers they lead to begin later.
   std::optional<int> predict_priority;
+  // Multiprocessors that scores and selection keep to, rounded up to what the device can part off
+  // (whole eights on compute capability 9.0); transfers then keep to the smallest such part, and
+  // Foreground() to the others. 0: all share all. Scores then run slowly beside the step's
+  // matrix products, whose bytes leave HBM idle, and not between them: worth it where few blocks
+  // are fetched and the GPU is the limit, if the step runs on Foreground() with products made for
+  // its multiprocessors and submits a layer after its attention. Needs a driver of CUDA 12.5.
+  uint32_t predict_processors = 0;
   // False: every source must be this host's memory, and a step carries no kernels for the others.
   bool remote_sources = true;
   // Limit of pinned memory for blocks fetched from remote sources and for decoded ones; 0: none.
@@ -91,6 +98,12 @@ struct GpuRows {
   const int32_t* slots = nullptr;  // [max_rows]
   const uint32_t* count = nullptr;
   uint32_t max_rows = 0;
+};
+
+// What predict_processors leaves to the engine.
+struct GpuForeground {
+  GpuStream stream = nullptr;  // on these multiprocessors alone, for the step; null: no such option
+  uint32_t processors = 0;     // all of the device's without that option
 };
 
 // What Resolve found, device memory of the layer-independent scratch: valid on `stream` until the
@@ -178,6 +191,7 @@ class OASISKV_EXPORT GpuWorkingSet {
   virtual absl::Status EndStep(GpuStream stream) = 0;
 
   virtual absl::StatusOr<GpuLayerView> View(LayerIndex layer) const = 0;
+  virtual GpuForeground Foreground() const = 0;
   virtual const GpuWorkingSetOptions& options() const = 0;
   virtual uint32_t fetch_cap() const = 0;
   // Host-synchronous (a small copy). Counted as WorkingSet counts, but for `late`: here those are

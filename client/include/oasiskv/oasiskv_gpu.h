@@ -40,6 +40,7 @@ typedef struct oasiskv_gpu_working_set_options {
   int32_t priority;               /* of the background streams, lower goes first */
   uint32_t local_only;            /* 1: sources are this host's memory only */
   uint64_t max_host_bytes;        /* pinned memory for blocks; 0: no limit */
+  uint32_t predict_processors;    /* multiprocessors of scores and selection alone; 0: shared */
 } oasiskv_gpu_working_set_options;
 
 typedef struct oasiskv_gpu_rows {
@@ -48,6 +49,13 @@ typedef struct oasiskv_gpu_rows {
   const uint32_t* count;
   uint32_t max_rows;
 } oasiskv_gpu_rows;
+
+/* What predict_processors leaves to the engine's step. */
+typedef struct oasiskv_gpu_foreground {
+  size_t struct_size;
+  void* stream; /* a CUDA stream on these multiprocessors alone; NULL without that option */
+  uint32_t processors;
+} oasiskv_gpu_foreground;
 
 typedef struct oasiskv_gpu_slot_state {
   uint64_t clock;
@@ -115,6 +123,8 @@ OASISKV_API int oasiskv_gpu_working_set_sample_agreement(oasiskv_gpu_working_set
                                                          uint32_t query_type, int64_t row_stride,
                                                          void* stream);
 OASISKV_API int oasiskv_gpu_working_set_end_step(oasiskv_gpu_working_set* ws, void* stream);
+OASISKV_API int oasiskv_gpu_working_set_foreground_get(oasiskv_gpu_working_set* ws,
+                                                       oasiskv_gpu_foreground* out);
 OASISKV_API int oasiskv_gpu_working_set_view(oasiskv_gpu_working_set* ws, uint32_t layer,
                                              oasiskv_gpu_layer_view* out);
 OASISKV_API int oasiskv_gpu_working_set_fetch_cap(oasiskv_gpu_working_set* ws, uint32_t* out);

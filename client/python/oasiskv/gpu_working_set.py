@@ -80,8 +80,10 @@ class GpuWorkingSet(Handle):
 
     def __init__(self, geometry: Geometry, query_heads: int, *, device: int = 0, max_rows: int = 0,
                  max_new_tokens: int = 4096, pages=None, gather_ctas: int = 4, gather_threads: int = 1024,
-                 priority: int = 0, local_only: bool = False, max_host_bytes: int = 0, **options):
-        """`options`: those of WorkingSet. `pages`: one GpuPages a layer; None: the working set has pages of its own."""
+                 priority: int = 0, local_only: bool = False, max_host_bytes: int = 0, predict_processors: int = 0,
+                 **options):
+        """`options`: those of WorkingSet. `pages`: one GpuPages a layer; None: the working set has pages of its own.
+        `predict_processors`: multiprocessors that scores and selection keep to (see foreground); 0: all share all."""
         self.geometry = geometry
         self.query_heads = query_heads
         self.resident_blocks = options.get("resident_blocks", 128)
@@ -98,7 +100,7 @@ class GpuWorkingSet(Handle):
             base=ctypes.pointer(base), device=device, max_rows=max_rows, max_new_tokens=max_new_tokens,
             pages=None if given is None else ctypes.cast(given, ctypes.POINTER(native.CGpuPages)),
             gather_ctas=gather_ctas, gather_threads=gather_threads, priority=priority, local_only=int(local_only),
-            max_host_bytes=max_host_bytes)), ctypes.byref(out))
+            max_host_bytes=max_host_bytes, predict_processors=predict_processors)), ctypes.byref(out))
         super().__init__(out)
         self.max_rows = max_rows or self.max_requests
 
@@ -108,6 +110,14 @@ class GpuWorkingSet(Handle):
         out = ctypes.c_uint32()
         call("gpu_working_set_fetch_cap", self.raw, ctypes.byref(out))
         return out.value
+
+    @property
+    def foreground(self) -> tuple[int | None, int]:
+        """Stream handle and count of the multiprocessors that `predict_processors` leaves to the step; without that
+        option None and all of the device's. torch.cuda.ExternalStream takes the handle; it lives as long as this."""
+        out = native.CGpuForeground()
+        call("gpu_working_set_foreground_get", self.raw, ctypes.byref(out))
+        return out.stream, out.processors
 
     def admit(self, source: Source) -> int:
         slot = ctypes.c_uint32()

@@ -168,7 +168,9 @@ CGpuWorkingSetOptions = _struct(
     ("priority", c_int32),
     ("local_only", c_uint32),
     ("max_host_bytes", c_uint64),
+    ("predict_processors", c_uint32),
 )
+CGpuForeground = _struct("CGpuForeground", ("stream", c_void_p), ("processors", c_uint32))
 CGpuRows = _struct("CGpuRows", ("slots", c_void_p), ("count", c_void_p), ("max_rows", c_uint32))
 CGpuLayerView = _struct(
     "CGpuLayerView", ("pages", CGpuPages), ("map", c_void_p), ("state", c_void_p), ("predicted", c_void_p)
@@ -238,6 +240,7 @@ _FALLIBLE = {
     "gpu_working_set_admit": [_HANDLE, _HANDLE, POINTER(c_uint32)],
     "gpu_working_set_leave": [_HANDLE, c_uint32],
     "gpu_working_set_set_rows": [_HANDLE, c_void_p, c_size_t, c_void_p],
+    "gpu_working_set_foreground_get": [_HANDLE, POINTER(CGpuForeground)],
     "gpu_working_set_rows_get": [_HANDLE, POINTER(CGpuRows)],
     "gpu_working_set_append": [_HANDLE, c_uint32, c_void_p, c_void_p, c_int64, c_void_p],
     "gpu_working_set_submit": [_HANDLE, c_uint32, c_void_p, c_uint32, c_int64, c_void_p],

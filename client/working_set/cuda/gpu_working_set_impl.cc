@@ -58,17 +58,36 @@ GpuWorkingSetImpl::GpuWorkingSetImpl(GpuWorkingSetOptions options, gpu::Shape sh
       layers_(shape.layers),
       slots_(shape.slots) {}
 
-absl::Status GpuWorkingSetImpl::CreateStreams() {
+absl::Status GpuWorkingSetImpl::DivideProcessors() {
   int processors = 0;
   OASISKV_CUDA_RETURN(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount,
                                              static_cast<int>(options_.device)));
   const auto all = static_cast<uint32_t>(processors);
   score_processors_ = all > 2 * gather_.ctas ? all - gather_.ctas : all;
-  OASISKV_ASSIGN_OR_RETURN(
-      predict_, cuda::Stream::Create(options_.predict_priority.value_or(options_.priority)));
-  for (cuda::Stream* stream : {&select_, &transfer_[0], &transfer_[1]}) {
-    OASISKV_ASSIGN_OR_RETURN(*stream, cuda::Stream::Create(options_.priority));
+  foreground_processors_ = all;
+  if (options_.predict_processors == 0) return absl::OkStatus();
+  const uint32_t parts[] = {1, options_.predict_processors};
+  auto made = cuda::Processors::Divide(options_.device, parts);
+  if (!made.ok()) return Annotate(made.status(), "GpuWorkingSetOptions.predict_processors");
+  processors_ = *std::move(made);
+  score_processors_ = processors_[1].count();
+  foreground_processors_ = processors_[2].count();
+  OASISKV_ASSIGN_OR_RETURN(foreground_, processors_[2].StreamOf(/*priority=*/0));
+  return absl::OkStatus();
+}
+
+absl::Status GpuWorkingSetImpl::CreateStreams() {
+  OASISKV_RETURN_IF_ERROR(DivideProcessors());
+  const auto stream_of = [this](size_t part, int priority) {
+    return processors_.empty() ? cuda::Stream::Create(priority)
+                               : processors_[part].StreamOf(priority);
+  };
+  for (cuda::Stream& stream : transfer_) {
+    OASISKV_ASSIGN_OR_RETURN(stream, stream_of(0, options_.priority));
   }
+  OASISKV_ASSIGN_OR_RETURN(predict_,
+                           stream_of(1, options_.predict_priority.value_or(options_.priority)));
+  OASISKV_ASSIGN_OR_RETURN(select_, stream_of(1, options_.priority));
   OASISKV_ASSIGN_OR_RETURN(admit_, cuda::Stream::Create(0));
   for (Mark& mark : joined_) OASISKV_RETURN_IF_ERROR(mark.Create());
   for (LayerMarks& layer : layers_) {

@@ -18,6 +18,7 @@
 #include "client/working_set/cuda/proxy.h"
 #include "client/working_set/cuda/slot_memory.h"
 #include "common/cuda/handles.h"
+#include "common/cuda/processors.h"
 #include "oasiskv/gpu_working_set.h"
 
 namespace oasiskv {
@@ -47,6 +48,9 @@ class GpuWorkingSetImpl final : public GpuWorkingSet {
                                int64_t row_stride, GpuStream stream) override;
   absl::Status EndStep(GpuStream stream) override;
   absl::StatusOr<GpuLayerView> View(LayerIndex layer) const override;
+  GpuForeground Foreground() const override {
+    return {.stream = foreground_.get(), .processors = foreground_processors_};
+  }
   const GpuWorkingSetOptions& options() const override { return options_; }
   uint32_t fetch_cap() const override { return shape_.cap; }
   absl::StatusOr<WorkingSetStats> RequestStats(RequestSlot slot) override;
@@ -68,6 +72,7 @@ class GpuWorkingSetImpl final : public GpuWorkingSet {
   };
 
   GpuWorkingSetImpl(GpuWorkingSetOptions options, gpu::Shape shape, DeviceMemory memory);
+  absl::Status DivideProcessors();
   absl::Status CreateStreams();
 
   absl::Status CheckLayer(absl::string_view call, LayerIndex layer) const;
@@ -94,6 +99,10 @@ class GpuWorkingSetImpl final : public GpuWorkingSet {
   DeviceMemory memory_;
   gpu::GatherOptions gather_;
   uint32_t score_processors_ = 0;  // those that the gather's CTAs do not hold
+  uint32_t foreground_processors_ = 0;
+  // Of transfers, of prediction, of all else; empty: everything shares all.
+  std::vector<cuda::Processors> processors_;
+  cuda::Stream foreground_;
   // Layers transfer on two streams in turn: while one layer's last bytes arrive and its commit
   // runs, the link is busy with the next one's.
   cuda::Stream predict_, select_, transfer_[2], admit_;

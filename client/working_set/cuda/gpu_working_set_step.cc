@@ -174,7 +174,7 @@ absl::StatusOr<GpuResolved> GpuWorkingSetImpl::Resolve(LayerIndex layer, const v
   OASISKV_RETURN_IF_ERROR(Launched(
       "ScoreTopK", layer,
       gpu::ScoreTopK(shape_, truth, memory_.rows, queries, static_cast<gpu::QueryType>(type),
-                     row_stride, step, /*full_local=*/false)));
+                     row_stride, step, /*full_local=*/false, foreground_processors_)));
   OASISKV_RETURN_IF_ERROR(Launched("CompareTopK", layer,
                                    gpu::CompareTopK(shape_, memory_.layers[l], memory_.rows,
                                                     memory_.truth, memory_.counters, step)));
@@ -229,7 +229,7 @@ absl::Status GpuWorkingSetImpl::SampleAgreement(LayerIndex layer, const void* qu
   OASISKV_RETURN_IF_ERROR(Launched(
       "ScoreTopK", layer,
       gpu::ScoreTopK(shape_, truth, memory_.rows, queries, static_cast<gpu::QueryType>(type),
-                     row_stride, step, /*full_local=*/false)));
+                     row_stride, step, /*full_local=*/false, foreground_processors_)));
   return Launched("CompareTopK", layer,
                   gpu::CompareTopK(shape_, memory_.layers[layer.value()], memory_.rows,
                                    memory_.truth, memory_.counters, step));

@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<DenseSide>> DenseSide::Create(const Model& model,
   std::unique_ptr<DenseSide> side(new DenseSide(model, stream));
   const uint32_t batch = options.batch;
   OASISKV_ASSIGN_OR_RETURN(side->foreground_,
-                           Foreground::Create(model, weights, library, batch, 1, stream));
+                           Foreground::Create(model, weights, library, batch, 1, 0, stream));
   const uint64_t bytes = batch * DenseRequestBytes(model, options.context);
   OASISKV_ASSIGN_OR_RETURN(side->kv_, cuda::DeviceBuffer::Create(bytes, "the dense KV"));
   OASISKV_RETURN_IF_ERROR(

@@ -69,11 +69,9 @@ uint64_t Foreground::WorkspaceBytes(const Model& model, uint32_t batch, uint32_t
   return Sizes(model, batch * query_rows).total() + GemmLibrary::kWorkspaceBytes;
 }
 
-absl::StatusOr<std::unique_ptr<Foreground>> Foreground::Create(const Model& model,
-                                                               const Weights& weights,
-                                                               const GemmLibrary& library,
-                                                               uint32_t batch, uint32_t query_rows,
-                                                               cudaStream_t stream) {
+absl::StatusOr<std::unique_ptr<Foreground>> Foreground::Create(
+    const Model& model, const Weights& weights, const GemmLibrary& library, uint32_t batch,
+    uint32_t query_rows, uint32_t processors, cudaStream_t stream) {
   std::unique_ptr<Foreground> f(new Foreground(model, weights, batch, query_rows, stream));
   const uint32_t rows = f->rows_;
   const Sizes sizes(model, rows);
@@ -95,9 +93,9 @@ absl::StatusOr<std::unique_ptr<Foreground>> Foreground::Create(const Model& mode
     }
   }
   using Part = Weights::Part;
-  const auto tune = [&](Gemm& gemm, const GemmShape& shape,
-                        std::span<const std::byte* const> matrices, const cuda::DeviceBuffer& x,
-                        const cuda::DeviceBuffer& y) -> absl::Status {
+  const auto tune = [&](Gemm& gemm, GemmShape shape, std::span<const std::byte* const> matrices,
+                        const cuda::DeviceBuffer& x, const cuda::DeviceBuffer& y) -> absl::Status {
+    shape.processors = processors;
     OASISKV_ASSIGN_OR_RETURN(gemm,
                              Gemm::Create(library, shape, matrices, x.data(), y.data(), stream));
     return absl::OkStatus();

@@ -39,12 +39,11 @@ class Weights {
 // Rows are [query_row][row of the batch]: tokens, then drafts.
 class Foreground {
  public:
-  // `batch` requests of `query_rows` rows each. Tunes the products.
-  static absl::StatusOr<std::unique_ptr<Foreground>> Create(const Model& model,
-                                                            const Weights& weights,
-                                                            const GemmLibrary& library,
-                                                            uint32_t batch, uint32_t query_rows,
-                                                            cudaStream_t stream);
+  // `batch` requests of `query_rows` rows each. Tunes the products for `processors`
+  // multiprocessors (0: all).
+  static absl::StatusOr<std::unique_ptr<Foreground>> Create(
+      const Model& model, const Weights& weights, const GemmLibrary& library, uint32_t batch,
+      uint32_t query_rows, uint32_t processors, cudaStream_t stream);
   // Up to the QKV projection. Then attention writes `attention()`.
   absl::Status BeforeAttention(uint32_t layer, StageClock* clock);
   absl::Status AfterAttention(uint32_t layer, StageClock* clock);

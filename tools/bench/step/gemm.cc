@@ -71,6 +71,9 @@ absl::Status Gemm::Describe() {
   const cublasOperation_t transposed = CUBLAS_OP_T;
   OASISKV_LT_RETURN(cublasLtMatmulDescSetAttribute(product_, CUBLASLT_MATMUL_DESC_TRANSA,
                                                    &transposed, sizeof(transposed)));
+  const auto processors = static_cast<int32_t>(shape_.processors);
+  OASISKV_LT_RETURN(cublasLtMatmulDescSetAttribute(product_, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
+                                                   &processors, sizeof(processors)));
   const auto batch = static_cast<int32_t>(shape_.batch);
   OASISKV_ASSIGN_OR_RETURN(w_, Layout(shape_.in, shape_.out, shape_.in, batch));
   OASISKV_ASSIGN_OR_RETURN(x_, Layout(shape_.in, shape_.rows, shape_.in_stride, batch));

@@ -33,8 +33,9 @@ class GemmLibrary {
 
 struct GemmShape {
   uint32_t rows = 0, in = 0, out = 0;
-  uint32_t in_stride = 0;  // elements between rows of X; 0: in
-  uint32_t batch = 1;      // products with matrices one after the other (experts)
+  uint32_t in_stride = 0;   // elements between rows of X; 0: in
+  uint32_t batch = 1;       // products with matrices one after the other (experts)
+  uint32_t processors = 0;  // multiprocessors that it should use; 0: all
 };
 
 // Thread contract: one thread; Run may be captured.

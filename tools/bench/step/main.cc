@@ -46,6 +46,10 @@ ABSL_FLAG(uint32_t, gather_ctas, 32, "CTAs of the gather kernel.");
 ABSL_FLAG(uint32_t, gather_threads, 128,
           "Threads of one of them. One of 1024 needs a multiprocessor to itself.");
 ABSL_FLAG(uint32_t, gather_loads, 4, "16-byte loads in flight of a thread: 4 or 8.");
+ABSL_FLAG(
+    uint32_t, predict_processors, 0,
+    "Multiprocessors that scores keep to; the step keeps to those that they and the transfers "
+    "leave, and submits after attention. 0: all share all.");
 ABSL_FLAG(bool, predict_behind, false,
           "Give the score kernel a lower priority than the step's own kernels.");
 ABSL_FLAG(
@@ -150,6 +154,7 @@ absl::StatusOr<RunOptions> OptionsFromFlags() {
   o.sparse = sides != "dense";
   o.eager = absl::GetFlag(FLAGS_eager);
   o.predict_behind = absl::GetFlag(FLAGS_predict_behind);
+  o.predict_processors = absl::GetFlag(FLAGS_predict_processors);
   o.last_layer_first = absl::GetFlag(FLAGS_last_layer_first);
   return o;
 }

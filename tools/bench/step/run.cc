@@ -193,6 +193,7 @@ absl::Status DeviceRun::RunSparse(uint32_t spare, uint32_t batch, double ratio) 
                         .rounds = rounds_,
                         .eager = o_.eager,
                         .predict_behind = o_.predict_behind,
+                        .predict_processors = o_.predict_processors,
                         .last_layer_first = o_.last_layer_first};
   OASISKV_ASSIGN_OR_RETURN(SideResult result,
                            step::RunSparse(o_.model, *weights_, *library_, pool_, options,

@@ -24,6 +24,7 @@ struct RunOptions {
   GatherGrid grid;
   bool dense = true, sparse = true, eager = false, last_layer_first = true;
   bool predict_behind = false;
+  uint32_t predict_processors = 0;
 };
 
 struct DeviceResults {

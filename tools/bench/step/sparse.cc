@@ -33,6 +33,8 @@ class SparseSide {
   // The same without the working set.
   absl::Status StepOfForeground();
   GpuWorkingSet& working_set() { return *working_set_; }
+  // Of the step: the caller's, or the working set's foreground.
+  cudaStream_t stream() const { return stream_; }
   const Foreground& foreground() const { return *foreground_; }
 
  private:
@@ -46,8 +48,8 @@ class SparseSide {
 
   const Model model_;
   const SparseOptions options_;
-  const cudaStream_t stream_;
-  uint32_t sms_ = 0;
+  cudaStream_t stream_;
+  uint32_t processors_ = 0;  // of the step
   std::unique_ptr<Foreground> foreground_;
   std::unique_ptr<GpuWorkingSet> working_set_;
   Walk walk_;
@@ -61,13 +63,12 @@ absl::StatusOr<std::unique_ptr<SparseSide>> SparseSide::Create(
     const Model& model, const Weights& weights, const GemmLibrary& library,
     std::shared_ptr<const HostPool> pool, const SparseOptions& options, cudaStream_t stream) {
   std::unique_ptr<SparseSide> side(new SparseSide(model, options, stream));
-  int device = 0, sms = 0;
-  OASISKV_CUDA_RETURN(cudaGetDevice(&device));
-  OASISKV_CUDA_RETURN(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
-  side->sms_ = static_cast<uint32_t>(sms);
-  OASISKV_ASSIGN_OR_RETURN(
-      side->foreground_,
-      Foreground::Create(model, weights, library, options.batch, kQueryRows, stream));
+  OASISKV_RETURN_IF_ERROR(side->MakeWorkingSet(std::move(pool)));
+  stream = side->stream_;
+  side->processors_ = side->working_set_->Foreground().processors;
+  OASISKV_ASSIGN_OR_RETURN(side->foreground_,
+                           Foreground::Create(model, weights, library, options.batch, kQueryRows,
+                                              side->processors_, stream));
   OASISKV_ASSIGN_OR_RETURN(
       side->walk_,
       Walk::Create(model.layers, options.batch, model.query_columns(), options.walk, 11, stream));
@@ -76,7 +77,6 @@ absl::StatusOr<std::unique_ptr<SparseSide>> SparseSide::Create(
   OASISKV_RETURN_IF_ERROR(
       Launched(FillNormal(side->draft_.data(), draft / 2, 1.0f, 6, stream), "filling draft KV"));
   OASISKV_ASSIGN_OR_RETURN(side->sink_, cuda::DeviceBuffer::Create(16, "a sink"));
-  OASISKV_RETURN_IF_ERROR(side->MakeWorkingSet(std::move(pool)));
   OASISKV_RETURN_IF_ERROR(side->MakeAttention());
   OASISKV_CUDA_RETURN(cudaStreamSynchronize(stream));
   return side;
@@ -107,7 +107,11 @@ absl::Status SparseSide::MakeWorkingSet(std::shared_ptr<const HostPool> pool) {
   // not wait for the end of a large grid.
   o.priority = greatest;
   if (options_.predict_behind) o.predict_priority = least;  // the step has the one before it
+  o.predict_processors = options_.predict_processors;
   OASISKV_ASSIGN_OR_RETURN(working_set_, GpuWorkingSet::Create(o));
+  if (options_.predict_processors != 0) {
+    stream_ = static_cast<cudaStream_t>(working_set_->Foreground().stream);
+  }
   std::vector<RequestSlot> slots;
   for (uint32_t r = 0; r < options_.batch; ++r) {
     // Not all requests complete a block in the same step.
@@ -126,7 +130,7 @@ absl::Status SparseSide::MakeAttention() {
   shape_.query_rows = kQueryRows;
   shape_.head_dim = model_.head_dim;
   shape_.value_dim = model_.value_dim();
-  shape_.splits = ChooseSplits(options_.batch, model_.kv_heads, options_.pages() + 1, sms_);
+  shape_.splits = ChooseSplits(options_.batch, model_.kv_heads, options_.pages() + 1, processors_);
   shape_.scale = 1.0f / std::sqrt(static_cast<float>(model_.head_dim));
   OASISKV_ASSIGN_OR_RETURN(
       scratch_, cuda::DeviceBuffer::Create(AttentionScratchBytes(shape_), "attention's scratch"));
@@ -166,7 +170,7 @@ absl::Status SparseSide::ReadDraft(StageClock* clock) {
       uint64_t{options_.batch} * options_.context * model_.draft_bytes_per_token / 16 * 16;
   if (bytes == 0) return absl::OkStatus();
   return Timed(clock, Stage::kOther, stream_, [&] {
-    return Launched(ReadAll(draft_.data(), bytes, sink_.As<uint32_t>(), 4 * sms_, stream_),
+    return Launched(ReadAll(draft_.data(), bytes, sink_.As<uint32_t>(), 4 * processors_, stream_),
                     "draft");
   });
 }
@@ -195,10 +199,16 @@ absl::Status SparseSide::Step(StageClock* clock) {
       return working_set_->Append(at, foreground_->keys(), foreground_->values(),
                                   foreground_->qkv_stride(), stream_);
     }));
-    if (layer != last) {
+    // On multiprocessors of their own scores run beside the products that follow. Elsewhere they
+    // delay them, and beginning early costs nothing.
+    const bool late = options_.predict_processors != 0;
+    if (layer != last && !late) {
       OASISKV_RETURN_IF_ERROR(Predict(layer, walk_.DraftsOfLayer(layer)));
     }
     OASISKV_RETURN_IF_ERROR(Attention(layer, clock));
+    if (layer != last && late) {
+      OASISKV_RETURN_IF_ERROR(Predict(layer, walk_.DraftsOfLayer(layer)));
+    }
     if (layer != last) OASISKV_RETURN_IF_ERROR(working_set_->AttentionDone(at, stream_));
     OASISKV_RETURN_IF_ERROR(foreground_->AfterAttention(layer, clock));
   }
@@ -241,6 +251,7 @@ absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
     OASISKV_ASSIGN_OR_RETURN(std::unique_ptr<SparseSide> side,
                              SparseSide::Create(model, weights, library, pool, options, stream));
     GpuWorkingSet& ws = side->working_set();
+    const cudaStream_t step_stream = side->stream();
     cap = ws.fetch_cap();
     result.weights_seconds = side->foreground().tuned_seconds();
     // Outside a capture, so that modules are loaded. A graph's steps do not wait for the transfers
@@ -249,14 +260,17 @@ absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
     OASISKV_CUDA_RETURN(cudaDeviceSynchronize());
     Graph graph;
     if (!options.eager) {
-      OASISKV_ASSIGN_OR_RETURN(graph, Graph::Capture(stream, [&] { return side->Step(nullptr); }));
+      OASISKV_ASSIGN_OR_RETURN(graph,
+                               Graph::Capture(step_stream, [&] { return side->Step(nullptr); }));
       result.graph_nodes = graph.nodes();
     }
-    const auto step = [&] { return options.eager ? side->Step(nullptr) : graph.Launch(stream); };
+    const auto step = [&] {
+      return options.eager ? side->Step(nullptr) : graph.Launch(step_stream);
+    };
     for (uint32_t i = 0; i < options.warmup; ++i) OASISKV_RETURN_IF_ERROR(step());
     OASISKV_CUDA_RETURN(cudaDeviceSynchronize());
     OASISKV_ASSIGN_OR_RETURN(const WorkingSetStats before, ws.Stats());
-    OASISKV_RETURN_IF_ERROR(MeasureSteps(options.rounds, 0, stream, step, result));
+    OASISKV_RETURN_IF_ERROR(MeasureSteps(options.rounds, 0, step_stream, step, result));
     OASISKV_CUDA_RETURN(cudaDeviceSynchronize());
     OASISKV_ASSIGN_OR_RETURN(const WorkingSetStats after, ws.Stats());
     OASISKV_RETURN_IF_ERROR(ws.Error());
@@ -284,9 +298,10 @@ absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
     }
     OASISKV_CUDA_RETURN(cudaDeviceSynchronize());
     OASISKV_ASSIGN_OR_RETURN(Graph alone,
-                             Graph::Capture(stream, [&] { return side->StepOfForeground(); }));
-    OASISKV_ASSIGN_OR_RETURN(result.foreground_seconds,
-                             MedianStepSeconds(5, stream, [&] { return alone.Launch(stream); }));
+                             Graph::Capture(step_stream, [&] { return side->StepOfForeground(); }));
+    OASISKV_ASSIGN_OR_RETURN(result.foreground_seconds, MedianStepSeconds(5, step_stream, [&] {
+                               return alone.Launch(step_stream);
+                             }));
     OASISKV_RETURN_IF_ERROR(ws.Error());
   }
   LayerRigOptions rig_options{.rows = options.batch,

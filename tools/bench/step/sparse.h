@@ -25,8 +25,9 @@ struct SparseOptions {
   GatherGrid grid;
   RoundPlan rounds;
   bool eager = false;
-  bool predict_behind = false;   // the score kernel has a lower priority than the step
-  bool last_layer_first = true;  // its prediction opens the next step
+  bool predict_behind = false;      // the score kernel has a lower priority than the step
+  uint32_t predict_processors = 0;  // of scores alone; 0: all share all
+  bool last_layer_first = true;     // its prediction opens the next step
 
   uint32_t pages() const { return resident + spare; }
 };

@@ -77,9 +77,9 @@ void PrintTables(const RunOptions& o, const DeviceResults& results) {
         info.gather_loads, Giga(c.gather_beside), Giga(c.hbm_read_beside));
     std::printf(
         "\nhost memory: %.1f GB, %u distinct sequences a GPU, which requests share; "
-        "churn asked %.1f, measured %.2f of %u; summaries %s",
+        "churn asked %.1f, measured %.2f of %u; summaries %s; multiprocessors for scores alone: %u",
         Giga(static_cast<double>(info.host_bytes)), info.host_sequences, o.churn, results.churn,
-        info.resident, SummariesOf(o));
+        info.resident, SummariesOf(o), o.predict_processors);
   }
   std::printf("\n\n%-6s %5s %6s %5s %9s %16s %14s %9s %9s %7s %8s %8s %8s\n", "side", "batch",
               "ratio", "spare", "fetched", "tokens/s", "TPOT ms", "HBM GB", "link GB", "GB/s",
@@ -126,7 +126,8 @@ void PrintJson(const RunOptions& o, const DeviceResults& results) {
                                  {"steps", info.steps},
                                  {"gather_ctas", info.gather_ctas},
                                  {"gather_threads", info.gather_threads},
-                                 {"gather_loads", info.gather_loads}};
+                                 {"gather_loads", info.gather_loads},
+                                 {"predict_processors", o.predict_processors}};
   const Ceilings& c = results.ceilings;
   nlohmann::json j = common;
   j.update({{"kind", "ceilings"},
