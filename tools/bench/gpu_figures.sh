@@ -40,9 +40,9 @@ run score oasis-gpu-bench score
 run score-fp8 oasis-gpu-bench score --summaries=fp8 --batch=128
 run select oasis-gpu-bench select
 step sweep --ratios=0.05,1.0,0.01,0.02,0.1,0.2 --json
-step churn-5 --churn=5
-step churn-5-behind --churn=5 --sides=sparse --predict_behind
-step behind --sides=sparse --predict_behind
+step churn-5 --churn=5 --predict_processors=32
+step churn-5-shared --churn=5 --sides=sparse
+step apart --ratios=0.05,0.01 --sides=sparse --predict_processors=32
 step spare --ratios=1.0 --spares=0,16,32 --sides=sparse
 step small --batches=4,8,16,24
 if [ $failed = 0 ] && python3 -c 'import matplotlib' 2>/dev/null; then
