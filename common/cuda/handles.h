@@ -79,6 +79,7 @@ class PinnedBuffer {
 class Stream {
  public:
   static absl::StatusOr<Stream> Create(int priority);
+  // Takes over one that was made elsewhere.
   static Stream Adopt(cudaStream_t stream);
   Stream() = default;
   Stream(Stream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}

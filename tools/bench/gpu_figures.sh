@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The figures of tools/bench/gpu and tools/bench/step on this machine's GPU, all in one run (some seven minutes on an H200).
+# The figures of tools/bench/gpu and tools/bench/step on this machine's GPU, all in one run (four minutes on an H200).
 #
 #   tools/bench/gpu_figures.sh [BUILD] [OUTPUT]      default: build/release build/gpu-figures
 #

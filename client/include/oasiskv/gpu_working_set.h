@@ -100,7 +100,7 @@ struct GpuRows {
   uint32_t max_rows = 0;
 };
 
-// What predict_processors leaves to the engine.
+// What predict_processors leaves to the engine; the stream lives as long as the working set.
 struct GpuForeground {
   GpuStream stream = nullptr;  // on these multiprocessors alone, for the step; null: no such option
   uint32_t processors = 0;     // all of the device's without that option

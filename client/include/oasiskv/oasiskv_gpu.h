@@ -50,7 +50,8 @@ typedef struct oasiskv_gpu_rows {
   uint32_t max_rows;
 } oasiskv_gpu_rows;
 
-/* What predict_processors leaves to the engine's step. */
+/* What predict_processors leaves to the engine's step; the stream lives as long as the working
+ * set. */
 typedef struct oasiskv_gpu_foreground {
   size_t struct_size;
   void* stream; /* a CUDA stream on these multiprocessors alone; NULL without that option */
