@@ -56,6 +56,12 @@ absl::StatusOr<Driver> FindDriver() {
   return d;
 }
 
+// Looked up once for the process.
+const absl::StatusOr<Driver>& TheDriver() {
+  static const auto* const driver = new absl::StatusOr<Driver>(FindDriver());
+  return *driver;
+}
+
 absl::Status Check(const Driver& driver, CUresult result, const char* call) {
   if (result == CUDA_SUCCESS) return absl::OkStatus();
   const char* text = nullptr;
@@ -68,7 +74,7 @@ absl::Status Check(const Driver& driver, CUresult result, const char* call) {
 }  // namespace
 
 absl::StatusOr<Processors> Processors::Create(int device, std::span<CUdevResource> resources) {
-  OASISKV_ASSIGN_OR_RETURN(const Driver driver, FindDriver());
+  OASISKV_ASSIGN_OR_RETURN(const Driver driver, TheDriver());
   CUdevResourceDesc description = nullptr;
   OASISKV_RETURN_IF_ERROR(Check(
       driver,
@@ -86,7 +92,7 @@ absl::StatusOr<Processors> Processors::Create(int device, std::span<CUdevResourc
 
 absl::StatusOr<std::vector<Processors>> Processors::Divide(int device,
                                                            std::span<const uint32_t> parts) {
-  OASISKV_ASSIGN_OR_RETURN(const Driver driver, FindDriver());
+  OASISKV_ASSIGN_OR_RETURN(const Driver driver, TheDriver());
   // The device's own context must be there: a green context is a part of it.
   const DeviceScope scope(device);
   OASISKV_CUDA_RETURN(cudaFree(nullptr));
@@ -126,14 +132,11 @@ absl::StatusOr<std::vector<Processors>> Processors::Divide(int device,
 }
 
 Processors::~Processors() {
-  if (context_ == nullptr) return;
-  if (const auto driver = FindDriver(); driver.ok()) {
-    driver->destroy(static_cast<CUgreenCtx>(context_));
-  }
+  if (context_ != nullptr) TheDriver()->destroy(static_cast<CUgreenCtx>(context_));
 }
 
 absl::StatusOr<Stream> Processors::StreamOf(int priority) const {
-  OASISKV_ASSIGN_OR_RETURN(const Driver driver, FindDriver());
+  OASISKV_ASSIGN_OR_RETURN(const Driver driver, TheDriver());
   CUstream stream = nullptr;
   OASISKV_RETURN_IF_ERROR(Check(driver,
                                 driver.create_stream(&stream, static_cast<CUgreenCtx>(context_),

@@ -23,7 +23,7 @@ def read(path):
     with open(path, encoding="utf-8") as file:
         rows = [json.loads(line) for line in file if line.startswith("{")]
     dense = [r for r in rows if r["kind"] == "dense"]
-    sparse = sorted((r for r in rows if r["kind"] == "sparse" and r.get("spare", 0) == 0), key=lambda r: r["ratio"])
+    sparse = sorted((r for r in rows if r["kind"] == "sparse" and r["spare"] == 0), key=lambda r: r["ratio"])
     if not dense or not sparse:
         sys.exit(f"{path}: needs a dense and a sparse line; run `oasis-bench step --ratios=... --json`")
     return max(dense, key=lambda r: r["tokens_per_second"]), sparse

@@ -65,7 +65,6 @@ absl::StatusOr<std::unique_ptr<SparseSide>> SparseSide::Create(
   std::unique_ptr<SparseSide> side(new SparseSide(model, options, stream));
   OASISKV_RETURN_IF_ERROR(side->MakeWorkingSet(std::move(pool)));
   stream = side->stream_;
-  side->processors_ = side->working_set_->Foreground().processors;
   OASISKV_ASSIGN_OR_RETURN(side->foreground_,
                            Foreground::Create(model, weights, library, options.batch, kQueryRows,
                                               side->processors_, stream));
@@ -109,9 +108,9 @@ absl::Status SparseSide::MakeWorkingSet(std::shared_ptr<const HostPool> pool) {
   if (options_.predict_behind) o.predict_priority = least;  // the step has the one before it
   o.predict_processors = options_.predict_processors;
   OASISKV_ASSIGN_OR_RETURN(working_set_, GpuWorkingSet::Create(o));
-  if (options_.predict_processors != 0) {
-    stream_ = static_cast<cudaStream_t>(working_set_->Foreground().stream);
-  }
+  const GpuForeground left = working_set_->Foreground();
+  if (left.stream != nullptr) stream_ = static_cast<cudaStream_t>(left.stream);
+  processors_ = left.processors;
   std::vector<RequestSlot> slots;
   for (uint32_t r = 0; r < options_.batch; ++r) {
     // Not all requests complete a block in the same step.
@@ -206,10 +205,10 @@ absl::Status SparseSide::Step(StageClock* clock) {
       OASISKV_RETURN_IF_ERROR(Predict(layer, walk_.DraftsOfLayer(layer)));
     }
     OASISKV_RETURN_IF_ERROR(Attention(layer, clock));
-    if (layer != last && late) {
-      OASISKV_RETURN_IF_ERROR(Predict(layer, walk_.DraftsOfLayer(layer)));
+    if (layer != last) {
+      if (late) OASISKV_RETURN_IF_ERROR(Predict(layer, walk_.DraftsOfLayer(layer)));
+      OASISKV_RETURN_IF_ERROR(working_set_->AttentionDone(at, stream_));
     }
-    if (layer != last) OASISKV_RETURN_IF_ERROR(working_set_->AttentionDone(at, stream_));
     OASISKV_RETURN_IF_ERROR(foreground_->AfterAttention(layer, clock));
   }
   OASISKV_RETURN_IF_ERROR(foreground_->Finish(clock));
