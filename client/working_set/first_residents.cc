@@ -3,7 +3,7 @@
 #include <span>
 
 #include "absl/strings/str_format.h"
-#include "client/working_set/select.h"
+#include "client/selection/select.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "absl/strings/str_format.h"
-#include "client/working_set/float8.h"
+#include "client/selection/float8.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 

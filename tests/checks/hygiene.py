@@ -7,8 +7,8 @@ import sys
 
 import tree
 
-CODE = {".h", ".cc", ".c", ".cu", ".py", ".sh", ".cmake", ".proto"}
-MAX_LINES = 400
+CODE = {".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto"}
+MAX_LINES = 600
 TEXT = CODE | {"", ".md", ".txt", ".json", ".in", ".map", ".toml", ".yml", ".yaml", ".cfg"}
 # A home directory, or a checkout's place on somebody's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.$}/-])/(home|root|Users|work)/[\w.-]+")

@@ -11,7 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "client/working_set/summary.h"
+#include "client/selection/summary.h"
 #include "oasiskv/geometry.h"
 #include "tests/support/shapes.h"
 

@@ -9,7 +9,7 @@ target_link_libraries(ucx_rdma_test PRIVATE
 add_executable(ucx_rdma_service_test ${CMAKE_CURRENT_LIST_DIR}/ucx_rdma_service_test.cc ${CMAKE_CURRENT_LIST_DIR}/soak_process.cc
   ${PROJECT_SOURCE_DIR}/tests/integration/http_get.cc)
 target_link_libraries(ucx_rdma_service_test PRIVATE
-  oasiskv_options oasiskv::session oasiskv::mini_cluster oasiskv::proto oasiskv::test_support GTest::gmock GTest::gtest)
+  oasiskv_options oasiskv::client oasiskv::mini_cluster oasiskv::proto oasiskv::test_support GTest::gmock GTest::gtest)
 set_target_properties(ucx_rdma_test ucx_rdma_service_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
 # Preloaded into a daemon that serves UCX's RDMA lanes.
 add_library(last_wqe_event MODULE ${CMAKE_CURRENT_LIST_DIR}/last_wqe_event.cc)

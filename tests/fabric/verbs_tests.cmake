@@ -1,5 +1,5 @@
 oasiskv_test(NAME verbs_gid_test LABEL unit
-  SOURCES ${PROJECT_SOURCE_DIR}/tests/unit/verbs_gid_test.cc
+  SOURCES ${PROJECT_SOURCE_DIR}/tests/unit/fabric/verbs_gid_test.cc
   DEPS oasiskv::fabric_verbs)
 
 if(OASISKV_SANITIZER)
@@ -21,7 +21,7 @@ add_dependencies(verbs_rdma_test verbs_peer)
 add_executable(verbs_service_test
   ${CMAKE_CURRENT_LIST_DIR}/verbs_choice_test.cc ${CMAKE_CURRENT_LIST_DIR}/verbs_service_test.cc)
 target_link_libraries(verbs_service_test PRIVATE
-  oasiskv_options oasiskv::session oasiskv::mini_cluster oasiskv::control_stubs oasiskv::proto oasiskv::fabric_verbs
+  oasiskv_options oasiskv::client oasiskv::mini_cluster oasiskv::control_stubs oasiskv::proto oasiskv::fabric_verbs
   oasiskv::test_support GTest::gmock GTest::gtest)
 set_target_properties(verbs_service_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
 add_dependencies(verbs_service_test oasis-bench)
@@ -43,7 +43,7 @@ add_executable(soak_test
   ${CMAKE_CURRENT_LIST_DIR}/soak_test.cc ${CMAKE_CURRENT_LIST_DIR}/soak_worker.cc
   ${CMAKE_CURRENT_LIST_DIR}/soak_process.cc ${PROJECT_SOURCE_DIR}/tests/integration/http_get.cc)
 target_link_libraries(soak_test PRIVATE
-  oasiskv_options oasiskv::session oasiskv::working_set oasiskv::mini_cluster oasiskv::control_stubs oasiskv::test_support
+  oasiskv_options oasiskv::client oasiskv::working_set oasiskv::mini_cluster oasiskv::control_stubs oasiskv::test_support
   oasiskv::fabric_verbs absl::flags absl::flags_parse GTest::gmock GTest::gtest)
 set_target_properties(soak_test PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
 add_dependencies(tests_rdma soak_test)

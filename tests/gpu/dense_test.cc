@@ -3,7 +3,7 @@
 
 #include <numeric>
 
-#include "client/working_set/summary.h"
+#include "client/selection/summary.h"
 #include "tests/gpu/transfer_rig.h"
 
 namespace oasiskv {

@@ -16,7 +16,7 @@
 #include "oasiskv/gpu_working_set.h"
 #include "tests/gpu/gpu_inputs.h"
 #include "tests/gpu/local_source.h"
-#include "tests/unit/working_set_model.h"
+#include "tests/unit/working_set/working_set_model.h"
 
 namespace oasiskv::gpu_test {
 

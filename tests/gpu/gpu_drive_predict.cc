@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-#include "client/working_set/select.h"
+#include "client/selection/select.h"
 #include "tests/gpu/gpu_drive.h"
 
 namespace oasiskv::gpu_test {

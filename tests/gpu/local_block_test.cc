@@ -1,8 +1,8 @@
 // The local block: tokens that enter it, its summary, and its way back into host memory.
 #include <gmock/gmock.h>
 
-#include "client/working_set/float8_summary.h"
-#include "client/working_set/summary.h"
+#include "client/selection/float8_summary.h"
+#include "client/selection/summary.h"
 #include "tests/gpu/transfer_rig.h"
 
 namespace oasiskv {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tests/unit/working_set_fake.h"
+#include "tests/unit/working_set/working_set_fake.h"
 
 namespace oasiskv {
 

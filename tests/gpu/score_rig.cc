@@ -7,11 +7,11 @@
 #include <numeric>
 #include <sstream>
 
-#include "client/working_set/element.h"
-#include "client/working_set/float8_summary.h"
-#include "client/working_set/score.h"
-#include "client/working_set/summary.h"
-#include "client/working_set/topk.h"
+#include "client/selection/element.h"
+#include "client/selection/float8_summary.h"
+#include "client/selection/score.h"
+#include "client/selection/summary.h"
+#include "client/selection/topk.h"
 #include "tests/support/narrow.h"
 
 namespace oasiskv::gpu_test {

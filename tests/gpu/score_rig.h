@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "client/working_set/cuda/kernels.h"
-#include "client/working_set/cuda/score_tuning.h"
+#include "client/working_set/cuda/kernels/kernels.h"
+#include "client/working_set/cuda/kernels/score_tuning.h"
 #include "oasiskv/selection.h"
 #include "tests/gpu/transfer_rig.h"
 

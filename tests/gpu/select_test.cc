@@ -1,5 +1,5 @@
 // Select and Commit on the GPU against the cpu backend's Selector, over many steps of one state.
-#include "client/working_set/select.h"
+#include "client/selection/select.h"
 
 #include <gmock/gmock.h>
 

@@ -9,9 +9,9 @@
 #include <set>
 #include <vector>
 
-#include "client/working_set/float8.h"
-#include "client/working_set/float8_summary.h"
-#include "client/working_set/summary.h"
+#include "client/selection/float8.h"
+#include "client/selection/float8_summary.h"
+#include "client/selection/summary.h"
 #include "tests/gpu/score_rig.h"
 
 namespace oasiskv::gpu_test {

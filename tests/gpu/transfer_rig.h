@@ -12,8 +12,8 @@
 #include <span>
 #include <vector>
 
-#include "client/working_set/cuda/kernels.h"
-#include "client/working_set/cuda/layout.h"
+#include "client/working_set/cuda/kernels/kernels.h"
+#include "client/working_set/cuda/kernels/layout.h"
 #include "common/cuda/handles.h"
 
 namespace oasiskv::gpu_test {

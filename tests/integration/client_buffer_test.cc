@@ -1,7 +1,7 @@
 // Registered buffers on fabrics that make no copies: handles that do nothing and forbid nothing.
 #include <cstring>
 
-#include "client/session/slot_memory.h"
+#include "client/source/slot_memory.h"
 #include "tests/integration/client_fixture.h"
 
 namespace oasiskv::testing {

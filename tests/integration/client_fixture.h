@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "client/working_set/summary.h"
+#include "client/selection/summary.h"
 #include "common/clock.h"
 #include "common/pause_point.h"
 #include "oasiskv/client.h"

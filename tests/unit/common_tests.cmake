@@ -1,1 +1,1 @@
-oasiskv_test(NAME common_test LABEL unit SOURCES unit/common_test.cc DEPS oasiskv::common oasiskv::proto)
+oasiskv_test(NAME common_test LABEL unit SOURCES unit/common/common_test.cc DEPS oasiskv::common oasiskv::proto)

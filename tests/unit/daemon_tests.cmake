@@ -1,9 +1,9 @@
 oasiskv_test(NAME address_test LABEL unit
-  SOURCES ${CMAKE_CURRENT_LIST_DIR}/address_test.cc
+  SOURCES unit/common/address_test.cc
   DEPS oasiskv::common)
 oasiskv_test(NAME options_test LABEL unit
-  SOURCES ${CMAKE_CURRENT_LIST_DIR}/options_test.cc
+  SOURCES unit/server/options_test.cc
   DEPS oasiskv::server_options)
 oasiskv_test(NAME slow_calls_test LABEL unit
-  SOURCES ${CMAKE_CURRENT_LIST_DIR}/slow_calls_test.cc
+  SOURCES unit/server/slow_calls_test.cc
   DEPS oasiskv::service)

@@ -1,3 +1,3 @@
 oasiskv_test(NAME doctor_test LABEL unit
-  SOURCES ${CMAKE_CURRENT_LIST_DIR}/doctor_test.cc ${CMAKE_CURRENT_LIST_DIR}/doctor_devices_test.cc
+  SOURCES unit/tools/doctor_test.cc unit/tools/doctor_devices_test.cc
   DEPS oasiskv::doctor)

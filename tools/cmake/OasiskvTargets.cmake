@@ -19,12 +19,14 @@ if(OASISKV_SANITIZER)
   endif()
 endif()
 
-# Every target is compiled through ccache where it is installed (a launcher given by the caller wins).
+# Every target is compiled through ccache where it is installed (a launcher given by the caller wins). Paths count from the
+# top of the tree, so that a second clone finds what the first has compiled.
 find_program(OASISKV_CCACHE ccache)
 mark_as_advanced(OASISKV_CCACHE)
+set(OASISKV_LAUNCHER env "CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}" CCACHE_NOHASHDIR=1 "${OASISKV_CCACHE}")
 foreach(language IN ITEMS C CXX)
   if(OASISKV_CCACHE AND NOT DEFINED CMAKE_${language}_COMPILER_LAUNCHER)
-    set(CMAKE_${language}_COMPILER_LAUNCHER "${OASISKV_CCACHE}")
+    set(CMAKE_${language}_COMPILER_LAUNCHER "${OASISKV_LAUNCHER}")
   endif()
 endforeach()
 

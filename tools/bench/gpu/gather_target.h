@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/working_set/cuda/kernels.h"
+#include "client/working_set/cuda/kernels/kernels.h"
 #include "common/cuda/handles.h"
 #include "common/cuda/host_registration.h"
 #include "tools/bench/gpu/device_array.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "client/working_set/cuda/kernels.h"
+#include "client/working_set/cuda/kernels/kernels.h"
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "client/working_set/float8.h"
+#include "client/selection/float8.h"
 #include "oasiskv/selection.h"
 
 namespace oasiskv::bench {

@@ -21,7 +21,7 @@ struct PageLayout {
   int64_t page_stride = 0, head_stride = 0, token_stride = 0;
 };
 
-// As the working set keeps it (client/working_set/cuda/layout.h).
+// As the working set keeps it (client/working_set/cuda/kernels/layout.h).
 struct SlotBooks {
   uint64_t clock;
   uint32_t complete;

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "client/working_set/cuda/kernels.h"
+#include "client/working_set/cuda/kernels/kernels.h"
 #include "common/cuda/handles.h"
 #include "common/cuda/status.h"
 #include "common/status_macros.h"

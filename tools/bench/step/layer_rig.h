@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/working_set/cuda/kernels.h"
+#include "client/working_set/cuda/kernels/kernels.h"
 #include "common/cuda/handles.h"
 #include "tools/bench/step/ceilings.h"
 #include "tools/bench/step/host_pool.h"
