@@ -30,7 +30,7 @@ class Score:
     bound_weight: float
 
 
-# MEASUREMENTS.md says on which text "normalized" was chosen; "published" is the paper's, for reference.
+# README.md says on which text "normalized" was chosen; "published" is the paper's, for reference.
 SCORES = {
     "normalized": Score(oasiskv.Combine.NORMALIZED_MAX, 0.5),
     "published": Score(oasiskv.Combine.MAX, 1.0),

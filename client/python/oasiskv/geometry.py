@@ -1,4 +1,4 @@
-"""Geometry and identity of a sequence (their words are explained in oasiskv/geometry.h)."""
+"""Geometry and identity of a sequence (design words: oasiskv/geometry.h)."""
 
 import ctypes
 import enum

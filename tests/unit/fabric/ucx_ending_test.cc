@@ -12,8 +12,8 @@ namespace {
 
 using UcxEndingTest = UcxTest;
 
-// Rule 2 of server/lease/README.md: what was read before the grant was revoked, but is looked at
-// after, does not count.
+// Rule 2 of the design: what was read before the grant was revoked, but is looked at after, does
+// not count.
 TEST_F(UcxEndingTest, ARevocationBeforeTheTrailerSpoilsTheBatch) {
   Serve();
   auto connection = Connect();

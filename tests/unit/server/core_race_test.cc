@@ -1,5 +1,5 @@
-// Rule 1 of server/lease/README.md and the other races that the core reasons about, each held open
-// at its pause point, and a hammer for ThreadSanitizer.
+// Rule 1 and the other races that the core reasons about, each held open at its pause point, and a
+// hammer for ThreadSanitizer.
 #include <atomic>
 #include <random>
 #include <thread>
