@@ -10,6 +10,7 @@ import format as format_check
 import headers
 import hygiene
 import layering
+import links
 
 CXX = "g++"
 
@@ -82,6 +83,17 @@ class Checks(unittest.TestCase):
         self.write("tools/a.sh", "")
         self.write("tools/a.py", "def f(:\n")
         self.assert_reports(hygiene.check(self.root), "tools/a.py:1")
+
+    def test_links_that_lead_nowhere(self):
+        self.write("common/README.md", "# Two words, `code`\n[top](../README.md#one) [web](https://example.org/x.md)\n")
+        self.write("README.md", "# One\n[a](common/README.md#two-words-code) [b](#one) [folder](common/) `[c](gone.md)`\n"
+                                "```\n[d](gone.md)\n```\n")
+        self.assertEqual(links.check(self.root), [])
+        for link in ("gone.md", "common/gone.md#one", "common/README.md#three", "#two"):
+            self.write("README.md", f"# One\n\nsee [this]({link})\n[top](#one)\n")
+            self.assert_reports(links.check(self.root), "README.md:3", link)
+        self.write("README.md", "# One\n[`common/`](gone/)\n")
+        self.assert_reports(links.check(self.root), "README.md:2", "gone/")
 
     def test_headers_that_lean_on_their_includer(self):
         self.write("common/a.h", "#pragma once\ninline std::string Name() { return {}; }\n")

@@ -1,6 +1,6 @@
 # Installs the build tree to a fresh prefix, builds this outside project against it and runs its programs.
-# Usage: cmake -D BUILD_DIR=... -D WORK_DIR=... -D C_COMPILER=... -D CXX_COMPILER=... -P run.cmake
-foreach(argument IN ITEMS BUILD_DIR WORK_DIR C_COMPILER CXX_COMPILER)
+# Usage: cmake -D BUILD_DIR=... -D WORK_DIR=... -D C_COMPILER=... -D CXX_COMPILER=... -D PYTHON=... -P run.cmake
+foreach(argument IN ITEMS BUILD_DIR WORK_DIR C_COMPILER CXX_COMPILER PYTHON)
   if(NOT DEFINED ${argument})
     message(FATAL_ERROR "missing -D ${argument}=...")
   endif()
@@ -35,3 +35,5 @@ run("build" "${CMAKE_COMMAND}" --build "${WORK_DIR}/build")
 run("C++ program" "${WORK_DIR}/build/consumer_cpp")
 run("C program" "${WORK_DIR}/build/consumer_c")
 run("daemon" "${prefix}/bin/oasiskvd" --version)
+run("C++ example of the README" "${PYTHON}" -B "${CMAKE_CURRENT_LIST_DIR}/run_example.py" "${prefix}/bin/oasiskvd"
+  "${WORK_DIR}/build/readme")
