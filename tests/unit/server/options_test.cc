@@ -10,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "oasiskv/error.h"
-#include "server/options/byte_size.h"
 
 namespace oasiskv::server {
 namespace {
@@ -213,15 +212,6 @@ TEST(OptionsTest, HelpListsEveryFlagAndVersionIsPrinted) {
   auto version = ParseCommandLine({"--version"});
   ASSERT_TRUE(version.ok());
   EXPECT_THAT(version->text, HasSubstr("oasiskvd "));
-}
-
-TEST(ByteSizeTest, IsPrintedInTheLargestUnitThatDividesIt) {
-  for (const char* text : {"0", "1", "1023", "1KiB", "1536KiB", "3GiB", "2TiB"}) {
-    ByteSize size;
-    std::string error;
-    ASSERT_TRUE(AbslParseFlag(text, &size, &error)) << error;
-    EXPECT_EQ(AbslUnparseFlag(size), text);
-  }
 }
 
 }  // namespace
