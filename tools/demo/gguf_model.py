@@ -35,9 +35,6 @@ class ModelConfig:
     norm_epsilon: float
     vocabulary: int
 
-    def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
-        return self.layers * self.kv_heads * 2 * self.head_dim * element_bytes
-
 
 @dataclass(frozen=True)
 class LayerWeights:
