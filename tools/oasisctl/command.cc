@@ -37,7 +37,7 @@ std::string Help(const Command& node, const std::string& path) {
     for (const FlagSpec& flag : node.flags) {
       const std::string left =
           absl::StrCat("--", flag.name, flag.value.empty() ? "" : "=", flag.value);
-      absl::StrAppend(&out, "  ", Padded(left, 22), flag.help, "\n");
+      absl::StrAppend(&out, "  ", Padded(left, 34), flag.help, "\n");
     }
   }
   return out;
@@ -48,8 +48,8 @@ absl::Status NotACommand(const std::string& word, const Command& node) {
     return Bad(absl::StrCat("'", word, "' is not a flag, and ", node.name, " has no commands"));
   }
   const auto name_of = [](std::string* out, const Command& c) { absl::StrAppend(out, c.name); };
-  return Bad(absl::StrCat("'", word, "' is not a command of ", node.name, "; there are ",
-                          absl::StrJoin(node.children, ", ", name_of)));
+  return Bad(absl::StrCat("'", word, "' is not a command of ", node.name,
+                          "; its commands: ", absl::StrJoin(node.children, ", ", name_of)));
 }
 
 int UsageError(const absl::Status& status, const std::string& path) {
