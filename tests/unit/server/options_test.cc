@@ -112,11 +112,11 @@ TEST_P(OptionsBad, IsRefusedAndTheMessageNamesTheFlag) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, OptionsBad,
-    ::testing::Values(BadCase{"--nosuch=1", "--nosuch", "no flag"},
+    ::testing::Values(BadCase{"--nosuch=1", "--nosuch", "not a flag"},
                       BadCase{"--pool_bytes", "--pool_bytes", "value"},
                       BadCase{"stray", "stray", "only flags"},
                       BadCase{"-- stray", "stray", "only flags"},
-                      BadCase{"--nocontrol_address", "--nocontrol_address", "no flag"},
+                      BadCase{"--nocontrol_address", "--nocontrol_address", "not a flag"},
                       BadCase{"--control_address=a:b:c", "--control_address", "a:b:c"},
                       BadCase{"--metrics_address=host:99999", "--metrics_address", "99999"},
                       BadCase{"--ucx_address=[::1", "--ucx_address", "[::1"},
