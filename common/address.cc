@@ -19,7 +19,7 @@ namespace {
 
 absl::Status Malformed(absl::string_view text, absl::string_view why) {
   return MakeError(ErrorCode::kInvalidArgument,
-                   absl::StrCat("'", text, "' is no address: ", why,
+                   absl::StrCat("'", text, "' is not an address: ", why,
                                 "; write host:port, 1.2.3.4:port or [v6]:port"));
 }
 
@@ -36,10 +36,10 @@ bool NumericIpv6(absl::string_view host) {
 
 absl::StatusOr<uint16_t> ParsePort(absl::string_view text, absl::string_view port) {
   uint32_t value = 0;
-  // SimpleAtoi takes signs and blanks, which have no place here.
+  // SimpleAtoi also accepts signs and blanks.
   const bool digits = !port.empty() && port.find_first_not_of("0123456789") == port.npos;
   if (!digits || !absl::SimpleAtoi(port, &value) || value > 65535) {
-    return Malformed(text, absl::StrCat("'", port, "' is no port (0 to 65535)"));
+    return Malformed(text, absl::StrCat("'", port, "' is not a port (0 to 65535)"));
   }
   return static_cast<uint16_t>(value);
 }
@@ -49,7 +49,7 @@ absl::Status CheckName(absl::string_view text, absl::string_view host) {
   for (const char c : host) {
     const bool good = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
                       c == '.' || c == '-' || c == '_';
-    if (!good) return Malformed(text, absl::StrCat("'", host, "' is no host name"));
+    if (!good) return Malformed(text, absl::StrCat("'", host, "' is not a host name"));
   }
   return absl::OkStatus();
 }
@@ -73,7 +73,7 @@ absl::StatusOr<Address> ParseAddress(absl::string_view text, uint16_t default_po
     if (close == text.npos) return Malformed(text, "']' is missing");
     const absl::string_view host = text.substr(1, close - 1);
     if (!NumericIpv6(host)) {
-      return Malformed(text, absl::StrCat("'", host, "' is no IPv6 address"));
+      return Malformed(text, absl::StrCat("'", host, "' is not an IPv6 address"));
     }
     out.host = std::string(host);
     const absl::string_view rest = text.substr(close + 1);
@@ -92,7 +92,7 @@ absl::StatusOr<Address> ParseAddress(absl::string_view text, uint16_t default_po
   const absl::string_view host = text.substr(0, colon);
   if (colon != text.npos) {
     if (text.find(':', colon + 1) != text.npos) {
-      return Malformed(text, "it has several ':' and is no IPv6 address");
+      return Malformed(text, "it has several ':' and is not an IPv6 address");
     }
     auto port = ParsePort(text, text.substr(colon + 1));
     if (!port.ok()) return port.status();
@@ -148,8 +148,8 @@ absl::Status CheckBindable(const Address& address) {
   if (!socket_address.ok()) return socket_address.status();
   UniqueFd fd(::socket(socket_address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int one = 1;
-  // As every listener here does: connections of an earlier life that linger in TIME_WAIT are no
-  // obstacle.
+  // As every listener of the daemon does, so that connections of an earlier run that are still in
+  // TIME_WAIT do not block the port.
   if (fd) ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
   if (!fd || ::bind(fd.get(), socket_address->get(), socket_address->length) != 0 ||
       ::listen(fd.get(), 1) != 0) {

@@ -1,4 +1,4 @@
-// Network addresses as people write them, and as the kernel and gRPC want them.
+// Network addresses as people write them, and as the kernel and gRPC take them.
 #pragma once
 
 #include <sys/socket.h>
@@ -14,8 +14,7 @@ namespace oasiskv {
 // Thread contract: a plain value.
 //
 // A host and a port. `host` is a name or a numeric address without brackets; a numeric IPv6 address
-// may carry a scope
-// ("fe80::1%eth0").
+// may have a scope ("fe80::1%eth0").
 struct Address {
   std::string host;
   uint16_t port = 0;
@@ -28,13 +27,13 @@ struct Address {
   friend bool operator==(const Address&, const Address&) = default;
 };
 
-// Reads "host:port", "1.2.3.4:port", "[v6]:port", "[v6%scope]:port", and the same without a port,
-// where a bare IPv6 address needs no brackets; `default_port` stands in then. Errors:
-// INVALID_ARGUMENT saying what was found.
+// Reads "host:port", "1.2.3.4:port", "[v6]:port" and "[v6%scope]:port". Without a port it is
+// `default_port`, and an IPv6 address needs no brackets. Errors: INVALID_ARGUMENT saying what was
+// found.
 absl::StatusOr<Address> ParseAddress(absl::string_view text, uint16_t default_port);
 
-// The target string of a gRPC channel: "ipv4:...", "ipv6:..." (scope
-// percent-encoded) or "dns:///...".
+// The target string of a gRPC channel: "ipv4:...", "ipv6:..." (scope percent-encoded) or
+// "dns:///...".
 std::string GrpcTarget(const Address& address);
 
 // Thread contract: a plain value.
@@ -47,8 +46,8 @@ struct SocketAddress {
   Address ToAddress() const;
 };
 
-// The first stream address the host stands for, of one family (AF_INET, AF_INET6) where asked.
-// Blocks while a name is looked up. Errors: INVALID_ARGUMENT with the resolver's words.
+// The first stream address of the host, of one family (AF_INET, AF_INET6) if asked. Blocks while a
+// name is looked up. Errors: INVALID_ARGUMENT with the resolver's message.
 absl::StatusOr<SocketAddress> Resolve(const Address& address, int family = AF_UNSPEC);
 
 // OK when a listener could be bound to `address` now (nothing stays bound). Errors:

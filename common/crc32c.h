@@ -11,8 +11,8 @@ namespace oasiskv {
 // CRC32 instruction where there is one.
 uint32_t Crc32c(std::span<const std::byte> data, uint32_t seed = 0);
 
-// The table-driven form that machines without the instruction run; here so that a test can compare
-// the two.
+// The table-driven form for machines without the instruction; public so that a test can compare the
+// two.
 uint32_t Crc32cPortable(std::span<const std::byte> data, uint32_t seed = 0);
 
 }  // namespace oasiskv

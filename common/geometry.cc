@@ -138,7 +138,7 @@ uint64_t Geometry::frame_stride() const {
 }
 
 std::string Geometry::ToString() const {
-  return absl::StrFormat("%d layers x %d heads (of %d, from %d) x %d, %d tokens a block, %s, %s",
+  return absl::StrFormat("%d layers x %d heads (of %d, from %d) x %d, %d tokens per block, %s, %s",
                          layers, kv_heads, total_kv_heads, first_head, head_dim, block_tokens,
                          ElementTypeName(element_type), PackingName(packing));
 }

@@ -25,7 +25,7 @@ void Log(LogLevel level, absl::string_view component, absl::string_view text) {
   std::string line = absl::StrFormat(
       "%c %s %s: %s\n", kLetters[static_cast<int>(level)],
       absl::FormatTime("%Y-%m-%dT%H:%M:%E3S", absl::Now(), absl::LocalTimeZone()), component, text);
-  // Names in it are others' choice: none of them may begin a line of its own.
+  // Names in it come from clients: they must not be able to begin a new line.
   for (size_t i = 0; i + 1 < line.size(); ++i) {
     if (static_cast<unsigned char>(line[i]) < ' ' || line[i] == '\x7f') line[i] = '?';
   }

@@ -14,7 +14,7 @@ enum class LogLevel : int { kDebug = 0, kInfo = 1, kWarning = 2, kError = 3, kOf
 // Thread contract: all functions are safe for concurrent use.
 void SetLogLevel(LogLevel level);  // kInfo at start
 LogLevel GetLogLevel();
-// `component` is the folder's word: "pool", "lease", "shm", "ucx", "client", ...
+// `component` is the folder's name: "pool", "lease", "shm", "ucx", "client", ...
 void Log(LogLevel level, absl::string_view component, absl::string_view text);
 
 inline void LogDebug(absl::string_view c, absl::string_view t) { Log(LogLevel::kDebug, c, t); }
@@ -24,14 +24,14 @@ inline void LogError(absl::string_view c, absl::string_view t) { Log(LogLevel::k
 
 // Thread contract: safe for concurrent use.
 //
-// Lets one line an interval through, so that a peer cannot flood the log: if (gate.Pass())
-// LogWarning(...).
+// Lets one line per interval through, so that a peer cannot flood the log:
+//   if (gate.Pass()) LogWarning(...);
 class LogGate {
  public:
   explicit LogGate(std::chrono::nanoseconds interval = std::chrono::seconds(10))
       : interval_(interval.count()) {}
   bool Pass();
-  // Lines held back between the last two that passed: what the line that passes now can say.
+  // Lines held back before the one that passed last, for that line to report.
   uint64_t suppressed() const { return reported_.load(std::memory_order_relaxed); }
 
  private:

@@ -51,9 +51,10 @@ absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name, uint64_t bytes, Pag
                        "this kernel has no huge pages (no Hugepagesize in /proc/meminfo)");
     }
     if (bytes % page != 0) {
-      return MakeError(ErrorCode::kInvalidArgument,
-                       absl::StrFormat("%d bytes of huge pages asked; it must be a multiple of %d",
-                                       bytes, page));
+      return MakeError(
+          ErrorCode::kInvalidArgument,
+          absl::StrFormat("%d bytes of huge pages asked for; it must be a multiple of %d", bytes,
+                          page));
     }
     const uint64_t free_pages = MemInfo("HugePages_Free");
     if (free_pages < bytes / page) {
@@ -65,7 +66,7 @@ absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name, uint64_t bytes, Pag
     flags |= MFD_HUGETLB;
   } else if (const uint64_t available = MemInfo("MemAvailable") * 1024; available < bytes) {
     return MakeError(ErrorCode::kCapacity,
-                     absl::StrFormat("%d bytes of memory asked, %d available on this machine",
+                     absl::StrFormat("%d bytes of memory asked for, %d available on this machine",
                                      bytes, available));
   }
   UniqueFd fd(::memfd_create(std::string(name).c_str(), flags));
@@ -73,7 +74,7 @@ absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name, uint64_t bytes, Pag
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return ErrnoError(absl::StrFormat("memfd of %d bytes", bytes), errno);
   }
-  // The size is final: neither side can meet a SIGBUS because the other one truncated the file.
+  // The size is final: no side gets a SIGBUS because another one truncated the file.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     return ErrnoError("sealing a memfd's size", errno);
   }
@@ -90,7 +91,8 @@ absl::StatusOr<UniqueFd> ReopenReadOnly(int memfd) {
 }
 
 absl::StatusOr<Mapping> Mapping::Map(int fd, uint64_t bytes, Protection protection) {
-  if (bytes == 0) return MakeError(ErrorCode::kInvalidArgument, "a mapping of 0 bytes was asked");
+  if (bytes == 0)
+    return MakeError(ErrorCode::kInvalidArgument, "a mapping of 0 bytes was asked for");
   const int prot = protection == Protection::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
   void* data = ::mmap(nullptr, bytes, prot, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return ErrnoError(absl::StrFormat("mmap of %d bytes", bytes), errno);

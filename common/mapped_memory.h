@@ -34,23 +34,21 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-enum class PageKind {
-  kNormal,
-  kHuge
-};  // huge: the kernel's default huge page size (2 MiB on x86-64)
+// kHuge: pages of the kernel's default huge page size (2 MiB on x86-64).
+enum class PageKind { kNormal, kHuge };
 enum class Protection { kReadOnly, kReadWrite };
 
 // Bytes of one huge page of the default size; 0 where the kernel has none.
 uint64_t HugePageBytes();
 
 // An anonymous shared file of `bytes` bytes, close-on-exec, owner-only mode. With kHuge `bytes`
-// must be a multiple of HugePageBytes(); CAPACITY when too few huge pages are free (message: need,
-// free, the sysctl that mends it). With kNormal CAPACITY when the machine's available memory is
-// less than `bytes`: a later touch must never be a SIGBUS.
+// must be a multiple of HugePageBytes(); CAPACITY when too few huge pages are free (the message has
+// both numbers and the sysctl that fixes it). With kNormal, CAPACITY when the machine's available
+// memory is less than `bytes`: a later touch must never be a SIGBUS.
 absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name, uint64_t bytes, PageKind pages);
 
-// A second descriptor of the same memory that can only be mapped for reading (kernel-enforced: mmap
-// with PROT_WRITE fails with EACCES).
+// A second descriptor of the same memory that can only be mapped for reading: the kernel answers
+// mmap with PROT_WRITE with EACCES.
 absl::StatusOr<UniqueFd> ReopenReadOnly(int memfd);
 
 // Thread contract: not safe for concurrent use; a move-only owner of one shared mapping.

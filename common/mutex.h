@@ -1,5 +1,5 @@
-// std::mutex with Clang's thread-safety annotations: ThreadSanitizer reports a false race on the
-// packaged absl::Mutex.
+// std::mutex with Clang's thread-safety annotations. (ThreadSanitizer reports false races on
+// distributions' absl::Mutex, which is built without it.)
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ class ABSL_LOCKABLE Mutex {
  public:
   void Lock() ABSL_EXCLUSIVE_LOCK_FUNCTION() { mutex_.lock(); }
   void Unlock() ABSL_UNLOCK_FUNCTION() { mutex_.unlock(); }
-  // Tells the analysis that the caller holds the lock where it cannot see it (lambdas).
+  // Tells the analysis that the caller holds the lock, where it cannot see that (lambdas).
   void AssertHeld() ABSL_ASSERT_EXCLUSIVE_LOCK() {}
 
  private:

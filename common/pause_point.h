@@ -1,5 +1,4 @@
-// Named places in production code where a test can stop a thread, so that every race that is
-// reasoned about has a test.
+// Named places in production code where a test can stop a thread, so that races can be tested.
 #pragma once
 
 #include <atomic>
@@ -17,12 +16,12 @@ class PausePoints {
  public:
   // The next thread that comes to `name` stops there. One thread per arming.
   static void Arm(absl::string_view name);
-  // True when a thread stands at `name`; false when `timeout` passed first.
+  // True when a thread is stopped at `name`; false when `timeout` passed first.
   static bool WaitReached(absl::string_view name,
                           std::chrono::nanoseconds timeout = std::chrono::seconds(30));
-  // Lets the thread at `name` go on; disarms a point that no thread has reached.
+  // Lets the thread at `name` continue; disarms a point that no thread has reached.
   static void Release(absl::string_view name);
-  // Threads now standing at any point: a test must leave 0.
+  // Threads that are stopped now, at any point: a test must leave 0.
   static int Waiting();
 
   static bool AnyArmed() { return any_armed_.load(std::memory_order_relaxed); }

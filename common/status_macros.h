@@ -1,4 +1,4 @@
-// Return-if-error, so that the happy path reads straight through.
+// Return on error, so that the code of the success path is not interrupted.
 #pragma once
 
 #include <utility>

@@ -2,8 +2,8 @@
 #include "client/c_api/handles.h"
 #include "common/status_macros.h"
 
-using namespace oasiskv;  // NOLINT(google-build-using-namespace): this file defines extern "C"
-                          // names only
+// This file defines extern "C" names only.
+using namespace oasiskv;         // NOLINT(google-build-using-namespace)
 using namespace oasiskv::c_api;  // NOLINT(google-build-using-namespace)
 
 int oasiskv_client_connect(const oasiskv_client_options* options, oasiskv_client** out) {

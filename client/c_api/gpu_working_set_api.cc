@@ -4,8 +4,8 @@
 #include "client/c_api/handles.h"
 #include "common/status_macros.h"
 
-using namespace oasiskv;  // NOLINT(google-build-using-namespace): this file defines extern "C"
-                          // names only
+// This file defines extern "C" names only.
+using namespace oasiskv;         // NOLINT(google-build-using-namespace)
 using namespace oasiskv::c_api;  // NOLINT(google-build-using-namespace)
 
 namespace {

@@ -1,4 +1,4 @@
-// What every function of the C ABI shares: errors, struct sizes, fork, exceptions.
+// Shared by every function of the C ABI: errors, struct sizes, fork, exceptions.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,11 @@
 
 namespace oasiskv::c_api {
 
-// Stores the message for oasiskv_last_error of this thread and gives the code (OASISKV_OK for an OK
-// status).
+// Stores the message for oasiskv_last_error of this thread and returns the code (OASISKV_OK for an
+// OK status).
 int Finish(const absl::Status& status);
 
-// Called when the first handle is made: from then on a forked child is refused everything.
+// Called when the first handle is made: from then on every call fails in a forked child.
 void NoteFirstHandle();
 bool InForkedChild();
 
@@ -25,14 +25,14 @@ inline absl::Status NullArgument(absl::string_view what) {
   return MakeError(ErrorCode::kInvalidArgument, std::string(what) + " is NULL");
 }
 
-// Runs `body` (returning absl::Status) so that nothing but a code leaves the library.
+// Runs `body` (returning absl::Status) and returns a code, also for an exception.
 template <typename Body>
 int Guard(Body&& body) noexcept {
   try {
     if (InForkedChild()) {
       return Finish(MakeError(
           ErrorCode::kWrongState,
-          "oasiskv was used in this process before fork(); in the child nothing of it works: fork "
+          "oasiskv was used in this process before fork(), so it does not work in the child; fork "
           "before the first connect, or use spawn"));
     }
     return Finish(body());
@@ -43,14 +43,14 @@ int Guard(Body&& body) noexcept {
   }
 }
 
-// Frees a handle; in a forked child its threads do not exist, so it is left alone.
+// Frees a handle, but not in a forked child, where its threads do not exist.
 template <typename Handle>
 void Free(Handle* handle) noexcept {
   if (handle == nullptr || InForkedChild()) return;
   delete handle;
 }
 
-// The caller's structure, whose struct_size may be another version's: what it lacks is zero.
+// Reads the caller's structure, whose struct_size may be of another version: missing fields are 0.
 template <typename T>
 absl::Status ReadStruct(const T* from, absl::string_view name, T& to) {
   if (from == nullptr) return NullArgument(name);

@@ -1,4 +1,4 @@
-// What stands behind the C ABI's opaque types.
+// The C ABI's opaque types.
 #pragma once
 
 #include <memory>

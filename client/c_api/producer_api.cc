@@ -2,8 +2,8 @@
 #include "client/c_api/handles.h"
 #include "common/status_macros.h"
 
-using namespace oasiskv;  // NOLINT(google-build-using-namespace): this file defines extern "C"
-                          // names only
+// This file defines extern "C" names only.
+using namespace oasiskv;         // NOLINT(google-build-using-namespace)
 using namespace oasiskv::c_api;  // NOLINT(google-build-using-namespace)
 
 namespace {
@@ -20,15 +20,10 @@ int oasiskv_producer_open(oasiskv_client* client, const oasiskv_producer_spec* s
     if (client == nullptr) return NullArgument("client");
     if (out == nullptr) return NullArgument("out");
     oasiskv_producer_spec in;
-    OASISKV_RETURN_IF_ERROR(ReadStruct(spec, "spec", in));
-    if (in.name == nullptr) return NullArgument("spec.name");
     ProducerSpec p;
-    p.name = in.name;
-    OASISKV_ASSIGN_OR_RETURN(p.identity, ToIdentity(in.identity));
-    OASISKV_ASSIGN_OR_RETURN(p.geometry, ToGeometry(in.geometry));
+    OASISKV_RETURN_IF_ERROR(ReadSpec(spec, in, p));
     p.blocks = in.blocks;
     p.checksums = in.checksums != 0;
-    p.lease = Milliseconds(in.lease_ms);
     OASISKV_ASSIGN_OR_RETURN(Producer producer, client->client->Open(p));
     *out = new oasiskv_producer{std::move(producer)};
     return absl::OkStatus();

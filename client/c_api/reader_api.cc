@@ -2,8 +2,8 @@
 #include "client/c_api/handles.h"
 #include "common/status_macros.h"
 
-using namespace oasiskv;  // NOLINT(google-build-using-namespace): this file defines extern "C"
-                          // names only
+// This file defines extern "C" names only.
+using namespace oasiskv;         // NOLINT(google-build-using-namespace)
 using namespace oasiskv::c_api;  // NOLINT(google-build-using-namespace)
 
 namespace {
@@ -37,15 +37,10 @@ int oasiskv_reader_attach(oasiskv_client* client, const oasiskv_reader_spec* spe
     if (client == nullptr) return NullArgument("client");
     if (out == nullptr) return NullArgument("out");
     oasiskv_reader_spec in;
-    OASISKV_RETURN_IF_ERROR(ReadStruct(spec, "spec", in));
-    if (in.name == nullptr) return NullArgument("spec.name");
     ReaderSpec r;
-    r.name = in.name;
-    OASISKV_ASSIGN_OR_RETURN(r.identity, ToIdentity(in.identity));
-    OASISKV_ASSIGN_OR_RETURN(r.geometry, ToGeometry(in.geometry));
+    OASISKV_RETURN_IF_ERROR(ReadSpec(spec, in, r));
     r.first_head = in.first_head;
     r.head_count = in.head_count;
-    r.lease = Milliseconds(in.lease_ms);
     r.wait_for_seal = Milliseconds(in.wait_for_seal_ms);
     OASISKV_ASSIGN_OR_RETURN(Reader reader, client->client->Attach(r));
     *out = new oasiskv_reader{std::make_shared<Reader>(std::move(reader))};

@@ -2,16 +2,15 @@
 #include "client/c_api/handles.h"
 #include "common/status_macros.h"
 
-using namespace oasiskv;  // NOLINT(google-build-using-namespace): this file defines extern "C"
-                          // names only
+// This file defines extern "C" names only.
+using namespace oasiskv;         // NOLINT(google-build-using-namespace)
 using namespace oasiskv::c_api;  // NOLINT(google-build-using-namespace)
 
 namespace {
 
 static_assert(sizeof(RequestSlot) == sizeof(uint32_t));
 
-// The rows of a step: RequestSlot is a uint32_t with a name, so that the caller's array needs no
-// copy.
+// The rows of a step. RequestSlot has the layout of uint32_t, so the caller's array is not copied.
 absl::StatusOr<std::span<const RequestSlot>> Rows(const oasiskv_working_set* ws,
                                                   const uint32_t* slots, size_t rows) {
   if (ws == nullptr) return NullArgument("ws");

@@ -1,4 +1,4 @@
-"""Puts the built liboasiskv.so into the package, so that an installed package needs no search path.
+"""Copies the built liboasiskv.so into the package, so that an installed package needs no search path.
 
 The library is taken from OASISKV_LIBRARY, or else from the newest build below build/ of this tree.
 """
@@ -19,13 +19,13 @@ def built_library() -> pathlib.Path:
     if named:
         path = pathlib.Path(named)
         if not path.is_file():
-            raise SystemExit(f"OASISKV_LIBRARY names {named}, which is no file")
+            raise SystemExit(f"OASISKV_LIBRARY is {named}, which is not a file")
         return path
     found = sorted(TREE.glob("build/*/lib/liboasiskv.so"), key=lambda p: p.stat().st_mtime)
     if not found:
         raise SystemExit(
-            "no liboasiskv.so below build/: build it first (cmake --preset release && cmake --build "
-            "--preset release --target oasiskv), or name it with OASISKV_LIBRARY"
+            "there is no liboasiskv.so below build/: build it (cmake --preset release && cmake --build "
+            "--preset release --target oasiskv), or set OASISKV_LIBRARY to its path"
         )
     return found[-1]
 
@@ -39,7 +39,7 @@ class BuildWithLibrary(build_py):
 
 
 class PlatformDistribution(Distribution):
-    def has_ext_modules(self):  # the wheel holds a compiled library: it is no "any" wheel
+    def has_ext_modules(self):  # the wheel contains a compiled library, so it is not an "any" wheel
         return True
 
 

@@ -33,7 +33,7 @@ absl::StatusOr<DeviceBuffer> DeviceBuffer::Create(uint64_t bytes, absl::string_v
   if (error != cudaSuccess) return ToStatus(error, "cudaMalloc");
   buffer.data_ = static_cast<std::byte*>(data);
   OASISKV_CUDA_RETURN(cudaMemset(data, 0, bytes));
-  // Non-blocking streams do not wait for the one that zeroes.
+  // Non-blocking streams do not wait for the stream that zeroes.
   OASISKV_CUDA_RETURN(cudaStreamSynchronize(cudaStreamLegacy));
   return buffer;
 }
@@ -51,7 +51,7 @@ absl::StatusOr<PinnedBuffer> PinnedBuffer::Create(uint64_t bytes, absl::string_v
     cudaGetLastError();
     return MakeError(
         ErrorCode::kCapacity,
-        absl::StrFormat("%s needs %d bytes of pinned host memory, which this machine does not give",
+        absl::StrFormat("%s needs %d bytes of pinned host memory, which this machine does not have",
                         what, bytes));
   }
   if (error != cudaSuccess) return ToStatus(error, "cudaHostAlloc");

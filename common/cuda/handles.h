@@ -1,4 +1,4 @@
-// CUDA's objects as owned objects.
+// Owners of CUDA objects.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +13,7 @@ namespace oasiskv::cuda {
 
 // Thread contract: not safe for concurrent use.
 //
-// Makes `device` current for a scope: the caller's device is its own matter.
+// Makes `device` current for a scope, and then the caller's device again.
 class DeviceScope {
  public:
   explicit DeviceScope(int device);
@@ -25,11 +25,11 @@ class DeviceScope {
   int before_ = -1;
 };
 
-// Thread contract: a move-only owner of zeroed memory of the device that is current when it is
+// Thread contract: a move-only owner of zeroed memory on the device that is current when it is
 // made.
 class DeviceBuffer {
  public:
-  // CAPACITY naming the sizes and `what` it is for.
+  // Error: CAPACITY, naming the sizes and `what` it is for.
   static absl::StatusOr<DeviceBuffer> Create(uint64_t bytes, absl::string_view what);
   DeviceBuffer() = default;
   DeviceBuffer(DeviceBuffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
@@ -49,7 +49,7 @@ class DeviceBuffer {
 };
 
 // Thread contract: a move-only owner of zeroed pinned host memory, which every device of the
-// process sees at the address that the host uses.
+// process sees at the host's address.
 class PinnedBuffer {
  public:
   static absl::StatusOr<PinnedBuffer> Create(uint64_t bytes, absl::string_view what);
@@ -79,7 +79,7 @@ class PinnedBuffer {
 class Stream {
  public:
   static absl::StatusOr<Stream> Create(int priority);
-  // Takes over one that was made elsewhere.
+  // Takes ownership of a stream that was made elsewhere.
   static Stream Adopt(cudaStream_t stream);
   Stream() = default;
   Stream(Stream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}

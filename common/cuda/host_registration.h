@@ -1,4 +1,4 @@
-// Memory of this process made readable for its GPUs, once for all who ask.
+// Memory of this process that its GPUs can read, registered once for all who ask.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@ namespace oasiskv::cuda {
 
 // Thread contract: immutable; destroyed by any thread.
 //
-// While it lives, every device reads the bytes at the address that the host uses. Registered in
-// chunks, for reading only: a mapping without write permission is refused otherwise.
+// While it lives, every device reads the bytes at the host's address. Registered in chunks, and for
+// reading only, since CUDA refuses a mapping without write permission otherwise.
 class HostRegistration {
  public:
   // The registration of exactly these bytes (rounded to pages): made now, or shared with those who
-  // asked before. `keep` holds the mapping, and is let go of after it was unregistered. Pinning
-  // costs some 0.1 s a GiB.
+  // asked before. `keep` holds the mapping, and is dropped after it was unregistered. Pinning takes
+  // about 0.1 s per GiB.
   static absl::StatusOr<std::shared_ptr<const HostRegistration>> Get(
       std::span<const std::byte> bytes, std::shared_ptr<const void> keep);
   ~HostRegistration();

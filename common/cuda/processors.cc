@@ -15,7 +15,7 @@ namespace {
 
 constexpr unsigned kFirstDriver = 12050;  // the newest of the functions below
 
-// The driver's functions, looked up so that programs start where there is no driver.
+// The driver's functions, looked up at run time so that programs start without a driver.
 struct Driver {
   PFN_cuDeviceGetDevResource_v12040 resource_of_device = nullptr;
   PFN_cuDevSmResourceSplitByCount_v12040 split = nullptr;
@@ -35,10 +35,11 @@ absl::Status Find(const char* name, Function* function) {
   if (result != cudaDriverEntryPointSuccess || found == nullptr) {
     int version = 0;
     cudaDriverGetVersion(&version);
-    return MakeError(ErrorCode::kUnsupported,
-                     absl::StrFormat("%s: not in this driver, which is of CUDA %d.%d; dividing a "
-                                     "GPU's multiprocessors needs one of CUDA 12.5",
-                                     name, version / 1000, version % 1000 / 10));
+    return MakeError(
+        ErrorCode::kUnsupported,
+        absl::StrFormat("%s is not in this driver, which is for CUDA %d.%d; dividing a "
+                        "GPU's multiprocessors needs a driver for CUDA 12.5",
+                        name, version / 1000, version % 1000 / 10));
   }
   *function = reinterpret_cast<Function>(found);
   return absl::OkStatus();
@@ -93,7 +94,7 @@ absl::StatusOr<Processors> Processors::Create(int device, std::span<CUdevResourc
 absl::StatusOr<std::vector<Processors>> Processors::Divide(int device,
                                                            std::span<const uint32_t> parts) {
   OASISKV_ASSIGN_OR_RETURN(const Driver driver, TheDriver());
-  // The device's own context must be there: a green context is a part of it.
+  // The device's own context must exist: a green context is a part of it.
   const DeviceScope scope(device);
   OASISKV_CUDA_RETURN(cudaFree(nullptr));
   CUdevResource all, rest;
@@ -115,8 +116,8 @@ absl::StatusOr<std::vector<Processors>> Processors::Divide(int device,
   }
   if (wanted * unit >= all.sm.smCount || count < wanted || rest.sm.smCount == 0) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrFormat("%d multiprocessors in %d parts: device %d has %d, which "
-                                     "divide into multiples of %d, and some must be left to others",
+                     absl::StrFormat("%d multiprocessors in %d parts were asked for: device %d has "
+                                     "%d, in units of %d, and at least one unit must be left over",
                                      wanted * unit, parts.size(), device, all.sm.smCount, unit));
   }
   std::vector<Processors> made;

@@ -1,4 +1,4 @@
-// A part of a GPU's multiprocessors for some streams alone (CUDA driver API, green contexts).
+// A part of a GPU's multiprocessors for some streams only (CUDA driver API, green contexts).
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,14 @@ namespace oasiskv::cuda {
 // Thread contract: a move-only owner; StreamOf may be called from any thread. Streams made of it
 // are destroyed before it.
 //
-// Kernels of its streams run on its multiprocessors and no others. Those of other streams may run
-// on any, these included, wherever they find room. Captured launches keep their part in a graph.
+// Kernels of its streams run on its multiprocessors only. Kernels of other streams may run on any,
+// also on these. Launches that were captured keep their part in a graph.
 class Processors {
  public:
-  // Parts of at least so many multiprocessors of `device`, rounded up to what it can part off
-  // (whole eights on compute capability 9.0), and behind them one of all others. INVALID_ARGUMENT
-  // naming the counts if there are no others; UNSUPPORTED if the driver is older than CUDA 12.5 or
-  // cannot divide this device.
+  // Parts of at least so many multiprocessors of `device`, rounded up to sizes that it can split
+  // off (multiples of 8 on compute capability 9.0), and after them one part of all others. Errors:
+  // INVALID_ARGUMENT, naming the counts, if there would be no others; UNSUPPORTED if the driver is
+  // older than CUDA 12.5 or cannot divide this device.
   static absl::StatusOr<std::vector<Processors>> Divide(int device,
                                                         std::span<const uint32_t> parts);
   Processors() = default;

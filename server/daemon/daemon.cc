@@ -30,7 +30,7 @@ namespace {
 constexpr Duration kTickInterval = std::chrono::milliseconds(100);
 constexpr Duration kDrainPoll = std::chrono::milliseconds(20);
 
-// OK when the shm fabric could make its socket at `path` now: found out before the pool is touched,
+// OK when the shm fabric could make its socket at `path` now. Checked before the pool is touched,
 // which takes long.
 absl::Status CheckSocketPath(const std::string& path) {
   const std::string flag = absl::StrCat("--shm_socket=", path);
@@ -58,7 +58,7 @@ absl::Status CheckSocketPath(const std::string& path) {
       return MakeError(ErrorCode::kAlreadyExists,
                        absl::StrCat(flag,
                                     ": another process serves there; choose another path, or "
-                                    "end that process"));
+                                    "stop that process"));
     }
   }
   return absl::OkStatus();
@@ -71,7 +71,7 @@ struct Daemon::Impl {
       : options(std::move(daemon_options)), registry(std::make_shared<prometheus::Registry>()) {}
 
   ~Impl() {
-    // Calls end before what they call; peers end before the memory they reach.
+    // End calls before the objects they use, and peers before the memory they reach.
     ticker.reset();
     control.reset();
     metrics.reset();
@@ -137,8 +137,8 @@ struct Daemon::Impl {
     return absl::OkStatus();
   }
 
-  // Nobody can take a writer's key away, so a revoked writer that does not fence loses its
-  // connection. Those of other fabrics are not known here: a mapping cannot be taken away at all.
+  // A writer's key cannot be taken away, so a revoked writer that does not fence loses its
+  // connection. A mapping (shm) cannot be taken away at all.
   void EndUnfencedWriters() {
     if (verbs == nullptr && ucx == nullptr) return;
     for (const ConnectionId connection : core->UnfencedWriters(options.fence_timeout)) {
@@ -169,8 +169,7 @@ struct Daemon::Impl {
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Listen(const Options& options) {
   auto impl = std::make_unique<Impl>(options);
-  // Once more than needed: the control port is known only below, but a taken port elsewhere must
-  // not first open it.
+  // Checked here too, before the control port is opened: it must not open when another port is taken.
   if (options.metrics_address) {
     OASISKV_RETURN_IF_ERROR(
         Annotate(CheckBindable(*options.metrics_address),

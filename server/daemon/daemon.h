@@ -12,7 +12,7 @@
 
 namespace oasiskv::server {
 
-// What is really bound; an empty string: not served.
+// The addresses that were bound; an empty string: not served.
 struct BoundAddresses {
   std::string control_address;
   std::string metrics_address;
@@ -24,9 +24,9 @@ struct BoundAddresses {
 // Thread contract: Listen, Serve, the drain calls and the destructor are called by one thread at a
 // time; the rest is safe for concurrent use.
 //
-// Starting has two steps, since touching a large pool takes long: after Listen the daemon answers
-// (NOT_SERVING), and every port it will need is known to be free; after Serve it serves. The
-// destructor undoes both in reverse order.
+// Starting has two steps, since touching a large pool takes long. After Listen the daemon answers
+// (NOT_SERVING), and every port that it needs was found free; after Serve it serves. The destructor
+// undoes both in reverse order.
 class Daemon {
  public:
   // Errors name the flag: ALREADY_EXISTS (a port or the socket is taken), INVALID_ARGUMENT,
@@ -34,18 +34,18 @@ class Daemon {
   static absl::StatusOr<std::unique_ptr<Daemon>> Listen(const Options& options);
   ~Daemon();
 
-  // Makes the pool and the data plane, then says SERVING. Errors: those of KvCore::Create and of
-  // the fabrics; the daemon can only be destroyed then.
+  // Makes the pool and the data plane; then health is SERVING. Errors: those of KvCore::Create and
+  // of the fabrics; after one, the daemon can only be destroyed.
   absl::Status Serve();
 
-  // Complete after Serve; control and metrics from Listen on.
+  // Control and metrics are set after Listen, all after Serve.
   const BoundAddresses& bound() const;
   // 0 before Serve.
   uint64_t incarnation() const;
   // The core; null before Serve.
   KvCore* core();
 
-  // NOT_SERVING, no new opens and attaches; grants live on.
+  // Health is NOT_SERVING and new opens and attaches are refused; grants stay valid.
   void BeginDrain();
   // Waits until no grant is left (true) or `timeout` has passed (false).
   bool WaitDrained(Duration timeout);

@@ -1,5 +1,5 @@
-// oasiskvd: the daemon's process. Exit codes: 0 stopped as asked, 1 could not start or was cut off,
-// 2 a flag is wrong.
+// oasiskvd: the daemon's process. Exit codes: 0 stopped on a signal, 1 could not start or was ended
+// by a second signal, 2 a flag is wrong.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -7,12 +7,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/byte_size.h"
 #include "common/log.h"
 #include "common/version.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/ready_file.h"
 #include "server/daemon/signals.h"
-#include "server/options/byte_size.h"
 #include "server/options/options.h"
 
 namespace oasiskv::server {

@@ -14,7 +14,7 @@ namespace {
 
 using Labels = std::vector<prometheus::ClientMetric::Label>;
 
-// Collects families; each is named once, with its unit and one sentence.
+// Collects metric families; each has a name with its unit, and one sentence of help.
 class Families {
  public:
   Families& Gauge(const char* name, const char* help) {
@@ -23,7 +23,7 @@ class Families {
   Families& Counter(const char* name, const char* help) {
     return Begin(name, help, prometheus::MetricType::Counter);
   }
-  // A sample of the family begun last.
+  // Adds a sample to the family that was begun last.
   Families& Add(double value, Labels labels = {}) {
     prometheus::MetricFamily& family = families_.back();
     prometheus::ClientMetric& metric = family.metric.emplace_back();
@@ -47,22 +47,22 @@ class Families {
 
 void AddCapacity(const CapacityInfo& info, Families& out) {
   out.Gauge("oasiskv_pool_bytes", "Memory of all arenas.").Add(info.pool_bytes);
-  out.Gauge("oasiskv_pool_free_bytes", "Memory that new frames can be made of.")
-      .Add(info.free_bytes);
+  out.Gauge("oasiskv_pool_free_bytes", "Memory that is free for new frames.").Add(info.free_bytes);
   out.Gauge("oasiskv_pool_used_bytes", "Memory of frames that sequences or grants hold.")
       .Add(info.used_bytes);
   out.Gauge("oasiskv_pool_quarantined_bytes",
             "Part of the used memory: frames of revoked writers that may still write.")
       .Add(info.quarantined_bytes);
-  out.Gauge("oasiskv_pool_overhead_bytes", "Ends of slabs that no frame fits into.")
+  out.Gauge("oasiskv_pool_overhead_bytes", "Ends of slabs into which no frame fits.")
       .Add(info.overhead_bytes);
   out.Gauge("oasiskv_metadata_bytes", "The daemon's own memory for frames, outside the pool.")
       .Add(info.metadata_bytes);
-  out.Gauge("oasiskv_arenas", "Mappings the pool consists of.").Add(info.arenas);
+  out.Gauge("oasiskv_arenas", "Mappings that make up the pool.").Add(info.arenas);
   out.Gauge("oasiskv_slabs", "Slabs of the pool.").Add(info.slabs_total);
   out.Gauge("oasiskv_slabs_free", "Slabs that hold no frame.").Add(info.slabs_free);
-  out.Gauge("oasiskv_huge_pages", "1 when every arena lies on huge pages.").Add(info.huge_pages);
-  out.Gauge("oasiskv_huge_pages_fell_back", "1 when huge pages were asked for and not had.")
+  out.Gauge("oasiskv_huge_pages", "1 when every arena uses huge pages.").Add(info.huge_pages);
+  out.Gauge("oasiskv_huge_pages_fell_back",
+            "1 when huge pages were asked for but too few were free.")
       .Add(info.huge_pages_fell_back);
   out.Gauge("oasiskv_sequences", "Live sequences by state.")
       .Add(info.sequences_open, {{"state", "open"}})
@@ -71,11 +71,11 @@ void AddCapacity(const CapacityInfo& info, Families& out) {
   out.Gauge("oasiskv_grants", "Live grants by kind.")
       .Add(info.grants_reader, {{"kind", "reader"}})
       .Add(info.grants_writer, {{"kind", "writer"}});
-  out.Gauge("oasiskv_frames", "Frames of slabs in use, by the size of a frame.");
+  out.Gauge("oasiskv_frames", "Frames of slabs in use, by frame size.");
   for (const FrameClassInfo& c : info.classes) {
     out.Add(c.frames, {{"frame_bytes", absl::StrCat(c.frame_stride)}});
   }
-  out.Gauge("oasiskv_frames_used", "Frames that are held, by the size of a frame.");
+  out.Gauge("oasiskv_frames_used", "Frames that sequences or grants hold, by frame size.");
   for (const FrameClassInfo& c : info.classes) {
     out.Add(c.frames_used, {{"frame_bytes", absl::StrCat(c.frame_stride)}});
   }
@@ -83,18 +83,17 @@ void AddCapacity(const CapacityInfo& info, Families& out) {
 
 void AddCounters(const CoreCounters& counters, Families& out) {
   out.Counter("oasiskv_opens_total", "Sequences opened.").Add(counters.opens);
-  out.Counter("oasiskv_attaches_total", "Readers' grants given.").Add(counters.attaches);
-  out.Counter("oasiskv_commits_total", "Commits that were taken.").Add(counters.commits);
+  out.Counter("oasiskv_attaches_total", "Grants given to readers.").Add(counters.attaches);
+  out.Counter("oasiskv_commits_total", "Commits accepted.").Add(counters.commits);
   out.Counter("oasiskv_seals_total", "Sequences sealed.").Add(counters.seals);
-  out.Counter("oasiskv_renewals_total", "Calls that prolonged leases.").Add(counters.renewals);
+  out.Counter("oasiskv_renewals_total", "Calls that renewed leases.").Add(counters.renewals);
   out.Counter("oasiskv_grants_ended_total", "Grants that ended, by reason.")
       .Add(counters.grants_released, {{"reason", "released"}})
       .Add(counters.grants_expired, {{"reason", "expired"}})
       .Add(counters.grants_revoked, {{"reason", "revoked"}});
-  out.Counter(
-         "oasiskv_sequences_ended_total",
-         "Sequences that were given up, by reason (expired: the writer's lease ended before the "
-         "seal; unattended: sealed, and nobody had a grant for --unattended_ttl).")
+  out.Counter("oasiskv_sequences_ended_total",
+              "Sequences that ended, by reason (expired: the writer's lease ended before the seal; "
+              "unattended: sealed, and without a grant for --unattended_ttl).")
       .Add(counters.sequences_released, {{"reason", "released"}})
       .Add(counters.sequences_aborted, {{"reason", "aborted"}})
       .Add(counters.sequences_expired, {{"reason", "expired"}})
@@ -105,7 +104,8 @@ void AddCounters(const CoreCounters& counters, Families& out) {
   out.Counter("oasiskv_expired_requests_total",
               "Calls and data requests refused because their grant's lease had ended.")
       .Add(counters.expired_requests);
-  out.Counter("oasiskv_capacity_refusals_total", "Calls refused for want of memory or by a limit.")
+  out.Counter("oasiskv_capacity_refusals_total",
+              "Calls refused because memory or a limit was used up.")
       .Add(counters.capacity_refusals);
 }
 
@@ -126,12 +126,12 @@ constexpr FabricMetric kFabricCounters[] = {
     {"oasiskv_fabric_malformed_total", "Data requests that could not be parsed.",
      &fabric::EndpointStats::malformed},
     {"oasiskv_fabric_read_bytes_total",
-     "Bytes served to readers (always 0 for shm and verbs, whose readers reach the memory by "
-     "themselves).",
+     "Bytes sent to readers (always 0 for shm and verbs, whose readers access the memory "
+     "directly).",
      &fabric::EndpointStats::bytes_read},
     {"oasiskv_fabric_written_bytes_total",
-     "Bytes taken from writers (always 0 for shm and verbs, whose writers reach the memory by "
-     "themselves).",
+     "Bytes received from writers (always 0 for shm and verbs, whose writers access the memory "
+     "directly).",
      &fabric::EndpointStats::bytes_written},
 };
 
@@ -169,7 +169,8 @@ class CoreMetrics : public prometheus::Collectable {
         .Add(1, {{"version", Version()}, {"incarnation", absl::StrCat(core_.incarnation())}});
     out.Gauge("oasiskv_uptime_seconds", "Time since the daemon began to serve.")
         .Add(std::chrono::duration<double>(Clock::Real().Now() - started_).count());
-    out.Gauge("oasiskv_draining", "1 while the daemon opens nothing new.").Add(core_.draining());
+    out.Gauge("oasiskv_draining", "1 while the daemon drains and opens nothing new.")
+        .Add(core_.draining());
     AddCapacity(core_.Capacity(), out);
     AddCounters(core_.Counters(), out);
     AddFabrics(endpoints_, out);

@@ -1,4 +1,4 @@
-// What /metrics says about memory, sequences, grants and the data plane.
+// The metrics of memory, sequences, grants and the data plane.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ class Collectable;
 
 namespace oasiskv::server {
 
-// Everything is read when Prometheus asks, so that a gauge is the ground truth of that instant and
+// Everything is read when Prometheus asks, so that a gauge is the true value of that moment and
 // never a sum of increments. `core` and `endpoints` must outlive the result.
 std::shared_ptr<prometheus::Collectable> MakeCoreMetrics(
     const KvCore& core, std::vector<const fabric::Endpoint*> endpoints);

@@ -12,12 +12,12 @@ namespace oasiskv::server {
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Listen(const Address& address) {
   const std::string flag = absl::StrCat("--metrics_address=", address.ToString());
-  // The exposer only says that it failed; this says why.
+  // The exposer only reports that it failed; this finds the reason.
   if (const absl::Status status = CheckBindable(address); !status.ok()) {
     return Annotate(status, flag);
   }
-  // It wants a numeric address, and of a name that stands for both families the one that every
-  // build can do.
+  // It takes a numeric address. For a name with addresses of both families IPv4 is used, which every
+  // build supports.
   auto resolved = Resolve(address, AF_INET);
   if (!resolved.ok()) resolved = Resolve(address);
   if (!resolved.ok()) return Annotate(resolved.status(), flag);
@@ -31,12 +31,13 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Listen(const Addre
           ErrorCode::kUnsupported,
           absl::StrCat(
               flag,
-              ": the HTTP server of this build (civetweb) cannot listen on IPv6, as the one "
-              "of Debian cannot; give an IPv4 address"));
+              ": the HTTP server of this build (civetweb, as Debian builds it) cannot listen on "
+              "IPv6; give an IPv4 address"));
     }
     return MakeError(ErrorCode::kAlreadyExists,
                      absl::StrCat(flag, ": cannot listen: ", error.what(),
-                                  "; choose another address, or end what holds the port"));
+                                  "; choose another address, or stop the program that uses the "
+                                  "port"));
   }
   Address bound = address;
   if (const auto ports = exposer->GetListeningPorts(); !ports.empty()) {

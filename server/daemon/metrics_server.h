@@ -15,7 +15,7 @@ namespace oasiskv::server {
 
 // Thread contract: safe for concurrent use.
 //
-// The wall before prometheus-cpp's exposer, which reports its failures as exceptions.
+// Wraps prometheus-cpp's exposer, which reports errors as exceptions.
 class MetricsServer {
  public:
   // Errors name --metrics_address: ALREADY_EXISTS (port taken), INVALID_ARGUMENT,
@@ -23,9 +23,9 @@ class MetricsServer {
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Listen(const Address& address);
   ~MetricsServer();
 
-  // With the port really bound.
+  // With the port that was bound.
   const Address& address() const { return address_; }
-  // The exposer keeps only a weak pointer: a collectable that has gone is left out.
+  // The exposer keeps only a weak pointer: a collectable that is gone is left out.
   void Add(const std::shared_ptr<prometheus::Collectable>& collectable);
 
  private:

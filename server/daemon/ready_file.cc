@@ -32,14 +32,14 @@ absl::StatusOr<ReadyFile> ReadyFile::Write(const std::string& path, const Daemon
   if (!out || std::rename(beside.c_str(), path.c_str()) != 0) {
     const int error = errno;
     ::unlink(beside.c_str());
-    return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrCat("--ready_file=", path, ": ", std::strerror(error)));
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        absl::StrCat("--ready_file=", path, ": cannot write it: ", std::strerror(error)));
   }
   return ReadyFile(path);
 }
 
 void ReadyFile::RemoveStale(const std::string& path) {
-  // Not there is as good.
   if (!path.empty()) ::unlink(path.c_str());
 }
 

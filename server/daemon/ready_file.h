@@ -1,4 +1,4 @@
-// Tells whoever started the daemon that it serves, and where.
+// A file that says that the daemon serves, and where.
 #pragma once
 
 #include <string>
@@ -12,13 +12,13 @@ namespace oasiskv::server {
 // Thread contract: not safe for concurrent use; move-only.
 //
 // A JSON object with pid, control_address, metrics_address, shm_socket, ucx_address, verbs_port
-// (empty: not served) and incarnation. It appears whole (written beside and renamed) and goes with
-// this object.
+// (empty: not served) and incarnation. It appears complete (written to another file and renamed) and
+// is removed with this object.
 class ReadyFile {
  public:
   // Errors: INVALID_ARGUMENT naming --ready_file.
   static absl::StatusOr<ReadyFile> Write(const std::string& path, const Daemon& daemon);
-  // Removes what a killed daemon left at `path`.
+  // Removes the file that a killed daemon left at `path`.
   static void RemoveStale(const std::string& path);
 
   ReadyFile() = default;

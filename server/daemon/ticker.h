@@ -1,4 +1,4 @@
-// The daemon's heartbeat.
+// The daemon's periodic work.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@ namespace oasiskv::server {
 
 // Thread contract: made and destroyed by one thread; `tick` runs on this object's own.
 //
-// Calls tick(now) every `interval` from its making to its destruction.
+// Calls tick(now) every `interval` from construction to destruction.
 class Ticker {
  public:
   Ticker(Duration interval, std::function<void(MonotonicTime)> tick);

@@ -17,7 +17,7 @@
 namespace oasiskv::server {
 namespace {
 
-// A file that names itself would otherwise be read for ever.
+// Otherwise a file that names itself would be read for ever.
 constexpr int kMaxFlagFileDepth = 8;
 
 absl::Status Bad(absl::string_view message) {
@@ -80,7 +80,7 @@ absl::Status ParseList(const std::vector<std::string>& args, int depth) {
     }
     const bool is_file = name == "flagfile";
     if (flag == nullptr && !is_file) {
-      return Bad(absl::StrCat("--", name, " is no flag of this program; see --help"));
+      return Bad(absl::StrCat("--", name, " is not a flag of this program; see --help"));
     }
     if (!has_value) {
       if (i + 1 == args.size()) return Bad(absl::StrCat("--", name, " needs a value"));
@@ -121,7 +121,7 @@ std::string FlagHelp(absl::string_view folder) {
   for (const auto& [name, flag] : FlagsBelow(folder)) {
     absl::StrAppend(&out, "  --", name, "=", flag->DefaultValue(), "\n      ", flag->Help(), "\n");
   }
-  absl::StrAppend(&out, "  --flagfile=PATH\n      Reads flags from a file, one a line.\n");
+  absl::StrAppend(&out, "  --flagfile=PATH\n      Reads flags from a file, one per line.\n");
   return out;
 }
 

@@ -12,32 +12,32 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "common/byte_size.h"
 #include "common/status_macros.h"
 #include "common/version.h"
 #include "oasiskv/error.h"
-#include "server/options/byte_size.h"
 #include "server/options/flag_parser.h"
 
-using oasiskv::server::ByteSize;
+using oasiskv::ByteSize;
 
 ABSL_FLAG(
     std::string, control_address, "127.0.0.1:7400",
-    "Where the gRPC services listen, host:port or [v6]:port. Port 0: any free port; the ready "
-    "file tells which.");
+    "Address on which the gRPC services listen, host:port or [v6]:port. Port 0: any free port; the "
+    "ready file has its number.");
 ABSL_FLAG(std::string, metrics_address, "127.0.0.1:7401",
-          "Where /metrics is served for Prometheus. Empty: nowhere.");
+          "Address on which /metrics is served for Prometheus. Empty: /metrics is off.");
 ABSL_FLAG(std::string, fabrics, "shm,ucx",
-          "Data planes to serve, a comma list of shm (same host), ucx (network) and verbs (RDMA).");
+          "Fabrics to serve, separated by commas: shm (same host), ucx (network), verbs (RDMA).");
 ABSL_FLAG(
     std::string, shm_socket, "",
     "Path of the Unix socket of the shm fabric. Empty: oasiskvd-<control port>.sock in the first "
     "of /run/oasiskv, $XDG_RUNTIME_DIR and /tmp that can be written to.");
 ABSL_FLAG(
     std::string, shm_allowed_uids, "",
-    "Users, a comma list of numbers, that may use the shm fabric besides root and the daemon's "
-    "own user.");
+    "Numbers of the users that may use the shm fabric, separated by commas; root and the daemon's "
+    "own user always may.");
 ABSL_FLAG(int64_t, shm_allowed_gid, -1,
-          "Group, a number, whose members may use the shm fabric. -1: none.");
+          "Number of a group whose members may use the shm fabric. -1: none.");
 ABSL_FLAG(std::string, ucx_address, "127.0.0.1:7402",
           "Where the ucx fabric listens. Port 0: any free port; Describe tells which.");
 ABSL_FLAG(
@@ -46,50 +46,57 @@ ABSL_FLAG(
     "the pool, also for writing. false: the daemon checks and answers every request.");
 ABSL_FLAG(std::string, verbs_device, "",
           "RDMA device of the verbs fabric. Empty: the first with an active port.");
-ABSL_FLAG(uint32_t, verbs_port, 0,
-          "Port of that device, from 1. 0: its first active one, of the first device that has so "
-          "many where none is named.");
+ABSL_FLAG(
+    uint32_t, verbs_port, 0,
+    "Port of that device, from 1. 0: the first active port. Without --verbs_device, the first "
+    "device that has this port is taken.");
 ABSL_FLAG(int64_t, verbs_gid_index, -1,
-          "Entry of that port's GID table to talk with. -1: chosen, RoCE v2 and routable first.");
+          "Entry of that port's GID table to use. -1: chosen automatically, RoCE v2 and routable "
+          "addresses first.");
 ABSL_FLAG(absl::Duration, fence_timeout, absl::Seconds(5),
-          "How long a writer over RDMA whose grant was revoked may take to promise that it writes "
-          "no more; then its connection is ended, so that the memory can be used again.");
+          "Time in which an RDMA writer whose grant was revoked must confirm that it has stopped "
+          "writing. After it the daemon ends the writer's connection, so that the memory can be "
+          "used again.");
 ABSL_FLAG(ByteSize, pool_bytes, ByteSize{uint64_t{1} << 30},
-          "Memory for frames, with KiB, MiB, GiB or TiB if you like. A multiple of --slab_bytes.");
-ABSL_FLAG(ByteSize, arena_bytes, ByteSize{0},
-          "Size of one mapping of the pool; divides --pool_bytes. 0: one mapping for all.");
+          "Memory for frames, in bytes or with KiB, MiB, GiB or TiB. A multiple of --slab_bytes.");
+ABSL_FLAG(
+    ByteSize, arena_bytes, ByteSize{0},
+    "Size of one mapping of the pool; must divide --pool_bytes. 0: one mapping for all of it.");
 ABSL_FLAG(
     ByteSize, slab_bytes, ByteSize{uint64_t{64} << 20},
     "Memory that frames of one size take from the pool at a time. A multiple of the page size.");
 ABSL_FLAG(
     std::string, huge_pages, "off",
-    "off; prefer: take huge pages when there are enough, else warn; require: else do not start.");
-ABSL_FLAG(int, numa_node, -1, "NUMA node the pool lies on. -1: wherever the kernel likes.");
-ABSL_FLAG(int, touch_threads, 0, "Threads that touch the pool at start. 0: one a CPU.");
-ABSL_FLAG(uint32_t, max_grants, 65536, "Grants at one time.");
-ABSL_FLAG(uint32_t, max_sequences, 65536, "Live sequences at one time.");
-ABSL_FLAG(uint32_t, max_blocks_per_sequence, 262144, "Blocks of one sequence.");
+    "off: use no huge pages. prefer: use them if enough are free, else warn. require: use them, "
+    "and do not start without.");
+ABSL_FLAG(int, numa_node, -1, "NUMA node for the pool's memory. -1: the kernel chooses.");
+ABSL_FLAG(int, touch_threads, 0, "Threads that touch the pool at start. 0: one per CPU.");
+ABSL_FLAG(uint32_t, max_grants, 65536, "Most grants at one time.");
+ABSL_FLAG(uint32_t, max_sequences, 65536, "Most live sequences at one time.");
+ABSL_FLAG(uint32_t, max_blocks_per_sequence, 262144, "Most blocks of one sequence.");
 ABSL_FLAG(ByteSize, max_blob_bytes, ByteSize{uint64_t{1} << 20},
-          "Size of the opaque blob that a seal may carry; at most 2MiB.");
+          "Largest opaque blob that a seal may carry; at most 2MiB.");
 ABSL_FLAG(ByteSize, max_blobs_bytes, ByteSize{uint64_t{256} << 20},
-          "Memory for blobs, first top-K lists and checksums of all sequences.");
+          "Memory for the blobs, first top-K lists and checksums of all sequences together.");
 ABSL_FLAG(uint32_t, max_attach_waiters, 4096,
-          "Attach calls that wait for a seal at one time; more are refused with CAPACITY.");
+          "Most Attach calls that wait for a seal at one time; more get CAPACITY.");
 ABSL_FLAG(absl::Duration, default_lease, absl::Seconds(10),
-          "Lease of a grant whose holder asks for none.");
-ABSL_FLAG(absl::Duration, max_lease, absl::Minutes(10), "The longest lease that can be asked for.");
+          "Lease of a grant when the client does not ask for a length.");
+ABSL_FLAG(absl::Duration, max_lease, absl::Minutes(10),
+          "The longest lease that a client may ask for.");
 ABSL_FLAG(
     absl::Duration, unattended_ttl, absl::Minutes(10),
-    "A sealed sequence that nobody has had a grant of for so long is released, for its reader "
-    "may have died before it attached. 0: never.");
+    "A sealed sequence is released after it had no grant for this time, because its reader may "
+    "have died before it attached. 0: never.");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(5),
           "How long a stopping daemon waits for grants to be given back.");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning, error or off.");
 ABSL_FLAG(
     std::string, ready_file, "",
-    "File to write the bound addresses to, as JSON, once the daemon serves; removed at its end.");
+    "File into which the daemon writes its addresses, as JSON, once it serves; removed when it "
+    "ends.");
 ABSL_FLAG(bool, print_options, false,
-          "Prints every flag with its value, as a flag file, and ends.");
+          "Prints every flag with its value, in the form of a flag file, and ends.");
 ABSL_FLAG(bool, help, false, "Prints this help and ends.");
 ABSL_FLAG(bool, version, false, "Prints the version and ends.");
 
@@ -129,9 +136,8 @@ absl::Status ReadFabrics(const std::string& text, Options& options) {
     } else if (name == "verbs") {
       options.serve_verbs = true;
     } else {
-      return Bad(
-          "fabrics", text,
-          absl::StrCat("'", name, "' is no fabric of this daemon; there are shm, ucx and verbs"));
+      return Bad("fabrics", text,
+                 absl::StrCat("'", name, "' is not a fabric; there are shm, ucx and verbs"));
     }
   }
   if (!options.serve_shm && !options.serve_ucx && !options.serve_verbs) {
@@ -151,14 +157,15 @@ absl::Status ReadShm(Options& options) {
   for (const absl::string_view text : absl::StrSplit(uids, ',', absl::SkipWhitespace())) {
     uint32_t uid = 0;
     if (!absl::SimpleAtoi(text, &uid)) {
-      return Bad("shm_allowed_uids", uids, absl::StrCat("'", text, "' is no user number"));
+      return Bad("shm_allowed_uids", uids, absl::StrCat("'", text, "' is not a user number"));
     }
     options.shm_allowed_uids.push_back(uid);
   }
   options.shm_allowed_gid = absl::GetFlag(FLAGS_shm_allowed_gid);
   if (options.shm_allowed_gid < -1 ||
       options.shm_allowed_gid > std::numeric_limits<uint32_t>::max()) {
-    return Bad("shm_allowed_gid", absl::StrCat(options.shm_allowed_gid), "is no group number");
+    return Bad("shm_allowed_gid", absl::StrCat(options.shm_allowed_gid),
+               "is not a group number; allowed are -1 and 0 to 4294967295");
   }
   return absl::OkStatus();
 }
@@ -168,13 +175,13 @@ absl::Status ReadVerbs(Options& options) {
   options.verbs_port = absl::GetFlag(FLAGS_verbs_port);
   if (options.verbs_port > 255) {
     return Bad("verbs_port", absl::StrCat(options.verbs_port),
-               "allowed are 1 to 255, and 0 for the first active one");
+               "allowed are 1 to 255, and 0 for the first active port");
   }
   options.ucx_rdma = absl::GetFlag(FLAGS_ucx_rdma);
   options.verbs_gid_index = absl::GetFlag(FLAGS_verbs_gid_index);
   if (options.verbs_gid_index < -1 || options.verbs_gid_index > 65535) {
     return Bad("verbs_gid_index", absl::StrCat(options.verbs_gid_index),
-               "allowed are 0 to 65535, and -1 to have one chosen");
+               "allowed are 0 to 65535, and -1 for automatic choice");
   }
   OASISKV_ASSIGN_OR_RETURN(
       options.fence_timeout,
@@ -289,7 +296,7 @@ absl::StatusOr<LogLevel> ReadLogLevel(const std::string& text) {
   return Bad("log_level", text, "allowed are debug, info, warning, error and off");
 }
 
-// Two listeners on one port of one host would only be found when the second is bound.
+// Found here, and not only when the second listener is bound.
 absl::Status CheckPortsDiffer(const Options& options) {
   std::vector<std::pair<absl::string_view, Address>> all = {
       {"control_address", options.control_address}};
@@ -338,9 +345,10 @@ absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arg
   CommandLine out;
   if (absl::GetFlag(FLAGS_help)) {
     out.action = Action::kPrintHelp;
-    out.text =
-        absl::StrCat("oasiskvd: keeps KV of LLM requests in memory for readers on other nodes.\n\n",
-                     FlagHelp(kFolder));
+    out.text = absl::StrCat(
+        "oasiskvd keeps the KV of LLM requests in memory, for readers on this host and "
+        "others.\n\nUsage: oasiskvd [FLAGS]\n\n",
+        FlagHelp(kFolder));
     return out;
   }
   if (absl::GetFlag(FLAGS_version)) {
@@ -351,7 +359,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arg
   OASISKV_ASSIGN_OR_RETURN(out.options, ReadOptions());
   if (absl::GetFlag(FLAGS_print_options)) {
     out.action = Action::kPrintOptions;
-    absl::SetFlag(&FLAGS_print_options, false);  // the printed file must serve
+    absl::SetFlag(&FLAGS_print_options, false);  // a daemon with the printed file must serve
     out.text = CurrentFlags(kFolder);
   }
   return out;

@@ -1,4 +1,4 @@
-// Everything the daemon can be told, in one struct.
+// All options of the daemon, in one struct.
 #pragma once
 
 #include <cstdint>
@@ -48,14 +48,14 @@ struct CommandLine {
   std::string text;  // what to print for every action but kServe
 };
 
-// Reads `args` (without the program's name) over the flags' defaults, whatever an earlier call left
-// in the process's flags, and validates the whole once. One thread at a time. Errors:
-// INVALID_ARGUMENT naming the flag, what was asked and what is allowed.
+// Reads `args` (without the program's name) over the flags' defaults, and checks all options once.
+// What an earlier call left in the process's flags does not count. One thread at a time. Errors:
+// INVALID_ARGUMENT naming the flag, its value and what is allowed.
 absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& args);
 
-// Where the shm socket lies when --shm_socket is empty: oasiskvd-<control port>.sock in the first
-// of /run/oasiskv, $XDG_RUNTIME_DIR and /tmp that the daemon may write to. Clients learn the path
-// from Describe.
+// The path of the shm socket when --shm_socket is empty: oasiskvd-<control port>.sock in the first
+// of /run/oasiskv, $XDG_RUNTIME_DIR and /tmp that the daemon may write to. Clients get the path from
+// Describe.
 std::string DefaultShmSocket(uint16_t control_port);
 
 }  // namespace oasiskv::server

@@ -39,7 +39,7 @@ absl::StatusOr<Page> ToPage(uint32_t size, const std::string& token) {
   out.size = size == 0 ? kDefaultPage : size;
   if (!token.empty() && !absl::SimpleAtoi(token, &out.after)) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrCat("page_token '", token, "' is none of an earlier answer"));
+                     absl::StrCat("page_token '", token, "' did not come from an earlier answer"));
   }
   return out;
 }
@@ -143,7 +143,7 @@ class AdminService::Impl final : public v1::Admin::CallbackService {
     Watcher watcher;
     watcher.stream = stream;
     const absl::Status status = Begin(*request, watcher);
-    // The latency of a stream says nothing; its beginning is what is counted.
+    // Only the beginning of a stream is counted: its length is not a latency.
     state_.rpc_metrics().Observe("Admin/WatchCapacity", status, Duration(0));
     if (status.ok()) {
       watchers_.push_back(std::move(watcher));
@@ -188,7 +188,8 @@ class AdminService::Impl final : public v1::Admin::CallbackService {
     if (watchers_.size() >= kMaxWatchers) {
       return MakeError(
           ErrorCode::kCapacity,
-          absl::StrCat(kMaxWatchers, " watchers is the limit; end one, or poll GetCapacity"));
+          absl::StrCat("there are ", kMaxWatchers,
+                       " watchers already, which is the limit; end one, or poll GetCapacity"));
     }
     const uint64_t interval_ms =
         request.interval_ms() == 0 ? kDefaultIntervalMs : request.interval_ms();

@@ -18,14 +18,14 @@ class ServiceState;
 // Thread contract: safe for concurrent use.
 class AdminService {
  public:
-  // `set_draining` is how the Drain call reaches the whole daemon. `state` and `waiters` must
+  // The Drain call reaches the whole daemon through `set_draining`. `state` and `waiters` must
   // outlive this object.
   AdminService(ServiceState& state, AttachWaiters& waiters, std::function<void(bool)> set_draining);
-  // Only after the gRPC server has gone.
+  // Only after the gRPC server is destroyed.
   ~AdminService();
 
   grpc::Service* service();
-  // Sends what watchers wait for; called a few times a second.
+  // Sends changes to the watchers; called a few times a second.
   void Tick(MonotonicTime now);
   // Ends every WatchCapacity, so that the gRPC server can stop.
   void EndWatches();

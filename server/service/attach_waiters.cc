@@ -11,7 +11,7 @@ namespace {
 
 constexpr Duration kSweepInterval = std::chrono::milliseconds(250);
 
-// The waits are over when one of these is no longer the answer.
+// A wait goes on while the core answers with one of these.
 bool KeepsWaiting(const absl::Status& status) {
   const ErrorCode code = ErrorCodeOf(status);
   return code == ErrorCode::kNotFound || code == ErrorCode::kNotSealed;
@@ -51,7 +51,7 @@ absl::StatusOr<uint64_t> AttachWaiters::Add(KvCore& core, std::string name, Iden
   if (waiters_.size() >= max_waiters_) {
     return MakeError(ErrorCode::kCapacity,
                      absl::StrCat(waiters_.size(),
-                                  " attach calls wait for a seal already, the limit is "
+                                  " attach calls wait for a seal already; the limit is "
                                   "--max_attach_waiters=",
                                   max_waiters_));
   }
@@ -60,7 +60,7 @@ absl::StatusOr<uint64_t> AttachWaiters::Add(KvCore& core, std::string name, Iden
   by_deadline_.emplace(deadline, id);
   waiters_.emplace(id, Waiter{&core, std::move(name), std::move(identity), deadline,
                               std::move(done), found == Found::kOpen});
-  // The seal may have come between the caller's own look and now.
+  // The seal may have come after the caller looked.
   new_.push_back(id);
   wake_.NotifyAll();
   return id;
@@ -133,7 +133,7 @@ void AttachWaiters::Look(uint64_t id) {
     waiter = {w.core, w.name, w.identity, w.deadline, nullptr, w.seen_open};
   }
   const MonotonicTime now = Clock::Real().Now();
-  // A deadline that has passed makes this a look without a wait.
+  // With a deadline in the past this looks without waiting.
   absl::Status status = waiter.core->WaitSealed(waiter.name, waiter.identity, now);
   const ErrorCode code = ErrorCodeOf(status);
   if (code == ErrorCode::kNotFound && waiter.seen_open) {
@@ -141,7 +141,7 @@ void AttachWaiters::Look(uint64_t id) {
         MakeError(ErrorCode::kWrongState,
                   absl::StrCat("sequence '", waiter.name,
                                "' ended without a seal during the wait: it was aborted, or its "
-                               "writer gave it up or lost its lease"));
+                               "writer released it or lost its lease"));
   }
   {
     MutexLock lock(mutex_);

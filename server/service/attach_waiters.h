@@ -19,24 +19,24 @@ namespace oasiskv::server {
 
 // Thread contract: safe for concurrent use.
 //
-// One thread serves all waiters: it looks at their sequences when it is notified, when a deadline
-// passes, and a few times a second, since a sequence may also end by its writer's lease. A waiter
-// costs memory only, and there is a limit on those.
+// One thread serves all waiters. It looks at their sequences when it is notified, when a deadline
+// passes, and a few times a second, since a sequence also ends when its writer's lease ends. A waiter
+// costs memory only, and their number is limited.
 class AttachWaiters {
  public:
   using Done = std::function<void(const absl::Status&)>;
-  // What the caller's own look found: a sequence that was open and is gone has ended without a
-  // seal.
+  // What the caller found before it waits: if the sequence was open then and is gone later, it has
+  // ended without a seal.
   enum class Found { kNothing, kOpen };
 
   explicit AttachWaiters(uint32_t max_waiters);
   ~AttachWaiters() { Stop(); }
-  // Every waiter ends as DRAINING, also those that would still come. Called by one thread.
+  // Ends every waiter with DRAINING, also those that come later. Called by one thread.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // `done` is called once, from this object's thread, unless Cancel comes first: OK when the
   // sequence is sealed; NOT_FOUND or NOT_SEALED when `deadline` passed; WRONG_STATE when it was
-  // aborted; DRAINING. `core` must outlive this object's waiters. The result is for Cancel. Errors:
+  // aborted; DRAINING. `core` must outlive this object's waiters. Returns the id for Cancel. Errors:
   // CAPACITY, DRAINING.
   absl::StatusOr<uint64_t> Add(KvCore& core, std::string name, Identity identity, Found found,
                                MonotonicTime deadline, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -58,7 +58,7 @@ class AttachWaiters {
   };
 
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ids to look at now; empty when there is nothing to do before *wake.
+  // Ids to look at now; empty if there is nothing to do before *wake.
   std::vector<uint64_t> TakeDue(MonotonicTime now, MonotonicTime* wake)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Look(uint64_t id) ABSL_LOCKS_EXCLUDED(mutex_);

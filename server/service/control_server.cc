@@ -23,12 +23,12 @@
 namespace oasiskv::server {
 namespace {
 
-// Requests somewhat too large still arrive, so that they are refused in our own words.
+// Larger than kMaxMessageBytes, so that a request which is a little too large gets our own error.
 constexpr int kMaxReceiveBytes = 16 << 20;
-// Only reflection runs on threads of its own; a client that holds its streams open must not use up
-// the machine's.
+// Only reflection uses threads of its own; a client that keeps its streams open must not use up all
+// threads of the machine.
 constexpr int kMaxSyncThreads = 8;
-// A client's address that does not resolve holds one of them for seconds.
+// A client's device that cannot be reached keeps one of them busy for seconds.
 constexpr size_t kSlowThreads = 4;
 constexpr size_t kMaxSlowWaiting = 1024;
 constexpr Duration kStopGrace = std::chrono::seconds(1);
@@ -71,15 +71,15 @@ absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Listen(
   }();
   static_cast<void>(kReflection);
 
-  // gRPC only says that it failed; this says why.
+  // gRPC only reports that it failed; this finds the reason.
   if (const absl::Status status = CheckBindable(options.address); !status.ok()) {
     return Annotate(status, absl::StrCat("--control_address=", options.address.ToString()));
   }
   auto impl = std::make_unique<Impl>(options, registry);
   grpc::ServerBuilder builder;
-  // With it two daemons would share a port and each get some of the calls.
+  // Otherwise two daemons could share a port, and each would get some of the calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  // Clients may ask a silent daemon whether it is there every few seconds.
+  // Clients may send keepalive pings to an idle daemon every few seconds.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000);
   builder.SetMaxReceiveMessageSize(kMaxReceiveBytes);
@@ -99,7 +99,7 @@ absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Listen(
     return MakeError(ErrorCode::kAlreadyExists,
                      absl::StrCat("--control_address=", options.address.ToString(),
                                   ": gRPC cannot listen there (see its line in the log); choose "
-                                  "another address, or end what holds the port"));
+                                  "another address, or stop the program that uses the port"));
   }
   impl->address.port = static_cast<uint16_t>(port);
   return std::unique_ptr<ControlServer>(new ControlServer(std::move(impl)));
@@ -111,8 +111,8 @@ ControlServer::~ControlServer() {
   impl_->health.SetServing(false);
   impl_->health.EndWatches();
   impl_->admin.EndWatches();
-  // Waits end before the server stops, which waits for them; calls that arrive between are ended by
-  // it.
+  // End the waits first, because the server's stop waits for them; the server itself ends calls that
+  // arrive in between.
   impl_->waiters->Stop();
   impl_->slow.Stop();
   impl_->server->Shutdown(std::chrono::system_clock::now() + kStopGrace);

@@ -22,21 +22,22 @@ struct ControlServerOptions {
 
 // Thread contract: safe for concurrent use; Serve once.
 //
-// Listens from its making on and says NOT_SERVING; KvMemory and Admin answer DRAINING until Serve.
+// Listens from construction on, with health NOT_SERVING; until Serve, KvMemory and Admin answer
+// DRAINING.
 class ControlServer {
  public:
   // `registry` gets the metrics of the calls and must outlive this object. Errors: ALREADY_EXISTS
   // (port taken), INVALID_ARGUMENT; they name --control_address.
   static absl::StatusOr<std::unique_ptr<ControlServer>> Listen(const ControlServerOptions& options,
                                                                prometheus::Registry& registry);
-  // Ends waits and watches, gives running calls a second, then cuts them off.
+  // Ends waits and watches, gives running calls one second, then cancels them.
   ~ControlServer();
 
-  // With the port really bound.
+  // With the port that was bound.
   const Address& address() const;
-  // From now on calls reach `core`, which must outlive this object; health says SERVING.
+  // From now on calls reach `core`, which must outlive this object, and health is SERVING.
   void Serve(KvCore& core, DataAddresses addresses);
-  // After Serve: readiness, new opens and attaches, waits.
+  // After Serve: changes health, whether opens and attaches are allowed, and ends waits.
   void SetDraining(bool draining);
   // A few times a second, for watchers.
   void Tick(MonotonicTime now);

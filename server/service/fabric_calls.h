@@ -16,8 +16,8 @@ class ServiceState;
 
 // Thread contract: safe for concurrent use.
 //
-// Whoever knows a connection's id may end it: ids are 64 random bits, which the daemon tells the
-// connection's own client and nobody else. Connecting and disconnecting may block.
+// A caller that knows a connection's id may end it: ids are 64 random bits, which the daemon gives
+// only to the connection's own client. Connecting and disconnecting may block.
 absl::Status ConnectVerbsClient(const ServiceState& state, const v1::ConnectFabricRequest& request,
                                 v1::ConnectFabricResponse& response);
 absl::Status FenceVerbsWriter(const ServiceState& state, const v1::FenceWriterRequest& request);

@@ -45,7 +45,7 @@ class HealthService::Impl final : public health::Health::CallbackService {
     if (status == health::HealthCheckResponse::SERVICE_UNKNOWN) {
       reactor->Finish({grpc::StatusCode::NOT_FOUND,
                        absl::StrCat("'", request->service().substr(0, kShownBytes),
-                                    "' is no service of this daemon; there are '', ", kKvMemory,
+                                    "' is not a service of this daemon; there are '', ", kKvMemory,
                                     " and ", kAdmin)});
     } else {
       response->set_status(status);
@@ -96,7 +96,7 @@ class HealthService::Impl final : public health::Health::CallbackService {
     health::HealthCheckResponse::ServingStatus sent = health::HealthCheckResponse::UNKNOWN;
   };
 
-  // Sends the status where it differs from what was sent.
+  // Sends the status if it differs from what was sent last.
   void Send(Watcher& watcher) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto status = StatusLocked(watcher.service);
     const auto watch = watcher.stream.lock();

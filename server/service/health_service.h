@@ -11,13 +11,13 @@ namespace oasiskv::server {
 
 // Thread contract: safe for concurrent use.
 //
-// gRPC's own implementation says SERVING from the moment that the port listens; this one says
-// NOT_SERVING until told otherwise. The daemon as a whole ("") and oasiskv.v1.KvMemory share one
+// gRPC's own implementation answers SERVING as soon as the port listens; this one answers
+// NOT_SERVING until SetServing(true). The daemon as a whole ("") and oasiskv.v1.KvMemory have one
 // status; oasiskv.v1.Admin serves from the first SetServing(true) on, also while the daemon drains.
 class HealthService {
  public:
   HealthService();
-  // Only after the gRPC server has gone.
+  // Only after the gRPC server is destroyed.
   ~HealthService();
 
   grpc::Service* service();

@@ -29,8 +29,8 @@ absl::StatusOr<std::vector<GrantKey>> ToGrantKeys(
     const google::protobuf::RepeatedPtrField<v1::GrantRef>& grants) {
   if (grants.size() > kMaxGrantsPerCall) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrCat("grants has ", grants.size(), " items, at most ",
-                                  kMaxGrantsPerCall, " go into one call"));
+                     absl::StrCat("grants has ", grants.size(), " items; at most ",
+                                  kMaxGrantsPerCall, " are allowed in one call"));
   }
   std::vector<GrantKey> out;
   out.reserve(grants.size());
@@ -38,16 +38,16 @@ absl::StatusOr<std::vector<GrantKey>> ToGrantKeys(
   return out;
 }
 
-// A waiting call keeps its request, so that its size times --max_attach_waiters must be bearable. A
-// request with the longest names allowed takes a quarter of this.
+// A waiting call keeps its request, so memory must suffice for --max_attach_waiters of this size. A
+// request with the longest names allowed has a quarter of it.
 absl::Status CheckAttachSize(const v1::AttachRequest& request) {
   constexpr size_t kMost = 8 << 10;
   const size_t bytes = request.ByteSizeLong();
   if (bytes <= kMost) return absl::OkStatus();
   return MakeError(ErrorCode::kInvalidArgument,
-                   absl::StrCat("the attach request has ", bytes, " bytes, at most ", kMost,
-                                " are allowed; name, model, revision and tenant have at most 256 "
-                                "each"));
+                   absl::StrCat("the attach request has ", bytes, " bytes; at most ", kMost,
+                                " are allowed, and at most 256 for each of name, model, revision "
+                                "and tenant"));
 }
 
 // Thread contract: driven by gRPC and by AttachWaiters; exactly one of them ends the call.
@@ -63,7 +63,7 @@ class AttachCall : public grpc::ServerUnaryReactor {
         request_(request),
         response_(response) {}
 
-  // Before gRPC has the object, so that nothing of gRPC's runs beside it.
+  // Called before gRPC has the object, so that no callback runs at the same time.
   void Start() {
     if (absl::Status status = Begin(); !status.ok()) {
       End(status);
@@ -230,8 +230,8 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
           if (request->sequences_size() > kMaxSequencesPerCall) {
             return MakeError(
                 ErrorCode::kInvalidArgument,
-                absl::StrCat("sequences has ", request->sequences_size(), " items, at most ",
-                             kMaxSequencesPerCall, " go into one call"));
+                absl::StrCat("sequences has ", request->sequences_size(), " items; at most ",
+                             kMaxSequencesPerCall, " are allowed in one call"));
           }
           const std::vector<std::string> sequences(request->sequences().begin(),
                                                    request->sequences().end());

@@ -1,5 +1,5 @@
-// A server stream that sends the newest value and skips what a slow reader missed. Included by .cc
-// files only: it needs gRPC's headers.
+// A server stream that sends the newest value; a slow reader misses the values in between. Included
+// by .cc files only: it needs gRPC's headers.
 #pragma once
 
 #include <grpcpp/support/server_callback.h>
@@ -14,7 +14,7 @@ namespace oasiskv::server {
 
 // Thread contract: safe for concurrent use.
 //
-// gRPC's share of the ownership ends with OnDone; others hold weak pointers.
+// gRPC owns a share until OnDone; others hold weak pointers.
 template <typename Message>
 class LatestValueStream : public grpc::ServerWriteReactor<Message> {
  public:
@@ -24,7 +24,7 @@ class LatestValueStream : public grpc::ServerWriteReactor<Message> {
     return out;
   }
 
-  // Sends `value`, now or when the write in progress is over; a value that waits is replaced.
+  // Sends `value`, now or after the write in progress; it replaces a value that waits.
   void Set(Message value) ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       MutexLock lock(mutex_);

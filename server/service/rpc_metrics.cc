@@ -34,7 +34,7 @@ RpcMetrics::RpcMetrics(prometheus::Registry& registry)
               .Register(registry),
           prometheus::BuildHistogram()
               .Name("oasiskv_rpc_duration_seconds")
-              .Help("Time from a control call's arrival to its answer, waits for a seal included.")
+              .Help("Time from a control call's arrival to its answer, including waits for a seal.")
               .Register(registry)}) {}
 
 RpcMetrics::~RpcMetrics() = default;

@@ -1,4 +1,4 @@
-// What the control plane counts about its own calls.
+// Metrics of the control plane's calls.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ namespace oasiskv::server {
 
 // Thread contract: safe for concurrent use.
 //
-// One counter a method and outcome, one histogram of latencies a method. Methods are a fixed set,
-// so the number of time series is bounded whatever callers do.
+// One counter per method and outcome, and one histogram of latencies per method. The methods are a
+// fixed set, so callers cannot create more time series.
 class RpcMetrics {
  public:
   // `registry` must outlive this object.

@@ -13,7 +13,7 @@ namespace oasiskv::server {
 grpc::Status ToGrpc(const absl::Status& status, grpc::CallbackServerContext& context) {
   if (status.ok()) return grpc::Status::OK;
   context.AddTrailingMetadata(kErrorCodeKey, absl::StrCat(static_cast<int>(ErrorCodeOf(status))));
-  // Both enums are the canonical one.
+  // Both enums have the canonical codes.
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), std::string(status.message()));
 }
 

@@ -1,4 +1,4 @@
-// How an absl::Status crosses the wire.
+// absl::Status on the wire.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,12 @@ namespace oasiskv::server {
 // Trailing metadata key of every failed call; its value is the ErrorCode as a decimal number.
 inline constexpr char kErrorCodeKey[] = "oasiskv-error-code";
 
-// No message of this service is larger: gRPC clients refuse 4 MiB and more by default, and some
-// room is left for framing.
+// The largest message of this service: gRPC clients refuse 4 MiB and more by default, and framing
+// needs some bytes.
 inline constexpr size_t kMaxMessageBytes = (size_t{4} << 20) - (size_t{64} << 10);
 
-// The canonical code and message of `status`; when it is an error its ErrorCode goes into the
-// trailing metadata of `context`.
+// The canonical code and message of `status`. The ErrorCode of an error goes into the trailing
+// metadata of `context`.
 grpc::Status ToGrpc(const absl::Status& status, grpc::CallbackServerContext& context);
 
 }  // namespace oasiskv::server

@@ -15,7 +15,7 @@
 
 namespace oasiskv::server {
 
-// Where the data plane listens; empty or null: that fabric is not served.
+// Where the fabrics listen; empty or null: that fabric is not served.
 struct DataAddresses {
   std::string shm_socket;
   std::string ucx_address;
@@ -24,7 +24,7 @@ struct DataAddresses {
 
 // Thread contract: safe for concurrent use.
 //
-// The control port listens before the pool is there; until Ready every call is refused in words.
+// The control port listens before the pool exists; until Ready every call is refused with DRAINING.
 // The core must outlive every call, that is, the gRPC server.
 class ServiceState {
  public:
@@ -40,11 +40,11 @@ class ServiceState {
   absl::StatusOr<KvCore*> Core() const {
     if (KvCore* core = core_.load(std::memory_order_acquire)) return core;
     return MakeError(ErrorCode::kDraining,
-                     "the daemon is starting, its pool is being touched; ask again when "
-                     "grpc.health.v1.Health says SERVING");
+                     "the daemon is starting (it is touching its pool); repeat the call when "
+                     "grpc.health.v1.Health answers SERVING");
   }
 
-  // Only after Core() gave one.
+  // Only after Core() returned one.
   const DataAddresses& addresses() const { return addresses_; }
   RpcMetrics& rpc_metrics() const { return rpc_metrics_; }
   Duration Uptime() const { return Clock::Real().Now() - started_; }

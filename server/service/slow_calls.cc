@@ -35,8 +35,8 @@ absl::Status SlowCalls::Add(Work work) {
   if (waiting_.size() >= max_waiting_) {
     return MakeError(ErrorCode::kCapacity,
                      absl::StrCat(max_waiting_,
-                                  " calls that connect or disconnect wait already; ask again "
-                                  "later"));
+                                  " calls that connect or disconnect wait already; repeat the "
+                                  "call later"));
   }
   waiting_.push_back(std::move(work));
   changed_.NotifyAll();

@@ -1,4 +1,4 @@
-// Calls that may block, off gRPC's few threads.
+// Runs calls that may block on threads of its own, since gRPC has only a few.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ namespace oasiskv::server {
 
 // Thread contract: safe for concurrent use; Stop and the destructor are called by one thread.
 //
-// A few threads and a bounded queue: callers that all wait for the network can hold each other up,
-// but nobody else.
+// A few threads and a bounded queue: callers that wait for the network can delay each other, but no
+// other calls.
 class SlowCalls {
  public:
   // Called once: OK, or DRAINING when the queue stopped before its turn came.
@@ -23,10 +23,10 @@ class SlowCalls {
 
   SlowCalls(size_t threads, size_t max_waiting);
   ~SlowCalls() { Stop(); }
-  // What waits ends as DRAINING, what runs is waited for.
+  // Ends waiting calls with DRAINING, and waits for running ones.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Errors: CAPACITY, DRAINING; `work` is not called then.
+  // Errors: CAPACITY, DRAINING; then `work` is not called.
   absl::Status Add(Work work) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -28,8 +28,8 @@ namespace oasiskv::server {
 
 // Thread contract: pure functions.
 //
-// Into structs they refuse what a struct cannot hold (INVALID_ARGUMENT naming the field); whether a
-// value makes sense is the core's to say.
+// Towards structs, values that a struct cannot hold are INVALID_ARGUMENT naming the field; all other
+// checks are the core's.
 
 // `milliseconds` of the field named `field`, at most a day.
 absl::StatusOr<Duration> ToDuration(absl::string_view field, uint64_t milliseconds);

@@ -29,7 +29,7 @@ void ToMessage(const CapacityInfo& info, v1::GetCapacityResponse& message) {
   message.set_grants_reader(info.grants_reader);
   message.set_grants_writer(info.grants_writer);
   for (const FrameClassInfo& frame_class : info.classes) {
-    v1::FrameClass& out = *message.add_classes();
+    v1::FrameClass& out = *message.add_frame_classes();
     out.set_frame_stride(frame_class.frame_stride);
     out.set_slabs(frame_class.slabs);
     out.set_frames(frame_class.frames);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kDayMillis = uint64_t{24} * 3600 * 1000;
 
-// An open enum field holds any number, of which the struct's byte would keep the low part.
+// A proto enum field can hold any number; the struct's byte would keep only its low part.
 template <typename Enum>
 absl::StatusOr<Enum> ToEnum(absl::string_view field, int value, Enum most) {
   if (value < 0 || value > static_cast<int>(most)) {
@@ -59,8 +59,9 @@ void ToMessage(const GrantInfoForHolder& grant, v1::Grant& message) {
 
 absl::StatusOr<Duration> ToDuration(absl::string_view field, uint64_t milliseconds) {
   if (milliseconds > kDayMillis) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrCat(field, " is ", milliseconds, ", more than a day"));
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        absl::StrCat(field, " is ", milliseconds, "; at most a day (86400000) is allowed"));
   }
   return Millis(static_cast<int64_t>(milliseconds));
 }

@@ -1,5 +1,4 @@
-// The frame every unary call runs in. Included by the services' .cc files only: it needs gRPC's
-// headers.
+// Runs the body of a unary call. Included by the services' .cc files only: it needs gRPC's headers.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -20,8 +19,8 @@ absl::Status CheckMessageSize(const Message& message, absl::string_view what) {
   const size_t bytes = message.ByteSizeLong();
   if (bytes <= kMaxMessageBytes) return absl::OkStatus();
   return MakeError(ErrorCode::kCapacity,
-                   absl::StrCat("the ", what, " would be ", bytes, " bytes, and at most ",
-                                kMaxMessageBytes, " fit into one gRPC message; split the call"));
+                   absl::StrCat("the ", what, " has ", bytes, " bytes; one gRPC message may have ",
+                                kMaxMessageBytes, "; split the call"));
 }
 
 // Refuses an oversized request or a daemon that is not ready, runs body(core) -> absl::Status,
@@ -43,7 +42,7 @@ grpc::ServerUnaryReactor* RunUnary(ServiceState& state, absl::string_view method
 }
 
 // As RunUnary, for a body() -> absl::Status that may block. It reads the request and writes the
-// response, which gRPC keeps until the call is finished, also when the caller has gone away.
+// response, which gRPC keeps until the call is finished, also when the caller is gone.
 template <typename Body>
 grpc::ServerUnaryReactor* RunSlowUnary(ServiceState& state, SlowCalls& slow,
                                        absl::string_view method,

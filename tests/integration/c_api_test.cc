@@ -1,5 +1,5 @@
-// The C ABI against a daemon: the same bytes, the same refusals, and what only a C caller can get
-// wrong.
+// The C ABI against a daemon: the same bytes, the same errors, and mistakes that only a C caller can
+// make.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -185,7 +185,7 @@ TEST_P(CApiTest, EachRefusalHasItsOwnCode) {
   }));
 }
 
-// The keeper is held at a pause point, so that the lease ends as it does when a process is starved.
+// The keeper is held at a pause point, so that the lease ends as when a process gets no CPU.
 TEST_P(CApiTest, AnExpiredGrantIsLeaseExpired) {
   const Content content(QwenLike(), 64, 1);
   oasiskv_producer* producer = nullptr;
@@ -271,7 +271,7 @@ TEST_P(CApiTest, WrongCallsAreErrors) {
   EXPECT_STREQ(oasiskv_code_name(OASISKV_STALE), "STALE");
   oasiskv_client_free(nullptr);
   oasiskv_fetch_free(nullptr);
-  // An older caller's shorter structure: what it lacks is the default.
+  // An older caller's shorter structure: missing fields have their defaults.
   struct {
     size_t struct_size;
     const char* address;

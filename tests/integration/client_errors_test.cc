@@ -1,4 +1,4 @@
-// Every way a read may be refused, each with its own code, through every read entry point.
+// Every error that a read can have, each with its own code, through every read entry point.
 #include <functional>
 #include <thread>
 
@@ -9,7 +9,7 @@ namespace {
 
 using ClientErrorsTest = ClientTest;
 INSTANTIATE_OVER_FABRICS(ClientErrorsTest);
-// Where the daemon does not see a read.
+// On these fabrics the daemon does not see a read.
 using ClientOneSidedTest = ClientTest;
 INSTANTIATE_TEST_SUITE_P(Fabrics, ClientOneSidedTest, ::testing::Values(FabricChoice::kShm),
                          FabricName);
@@ -101,7 +101,7 @@ TEST_P(ClientErrorsTest, EachRefusalHasItsOwnCode) {
     EXPECT_THAT(point.read(reader, 0, into.data()), Fails(ErrorCode::kStale));
     EXPECT_EQ(into, std::vector<std::byte>(into.size(), kUntouched));
   }
-  ASSERT_OK(reader.Release());  // twice is no error
+  ASSERT_OK(reader.Release());  // twice is not an error
   // The daemon lives on.
   ASSERT_OK_AND_ASSIGN(Reader again, client->Attach(ReadSpecOf("a", g)));
   EXPECT_OK(EntryPoints()[0].read(again, 0, into.data()));
@@ -161,7 +161,7 @@ TEST_P(ClientErrorsTest, ReusedMemoryIsStaleThroughEveryEntryPoint) {
   EXPECT_EQ(client->Stats().stale_reads - stale_before, EntryPoints().size() * a.blocks());
 }
 
-// A is aborted and B written while a read of A stands between its data and its answer.
+// A is aborted and B written while a read of A is between its data and its answer.
 TEST_P(ClientOneSidedTest, ReuseBetweenDataAndAnswerIsStale) {
   StartCluster(DaemonMode::kInProcess, {"--pool_bytes=4MiB", "--slab_bytes=2MiB"});
   auto owner = Connect();
@@ -186,9 +186,8 @@ TEST_P(ClientOneSidedTest, ReuseBetweenDataAndAnswerIsStale) {
   }
 }
 
-// Renewals are held up by a pause point, and the lease ends while a fetch stands between the
-// look-up and the arrival: what arrived does not count, although the daemon's grant word may still
-// be right.
+// A pause point holds up renewals, and the lease ends while a fetch is between the look-up and the
+// arrival: what arrived does not count, although the daemon's grant word may still be valid.
 TEST_P(ClientErrorsTest, LeaseEndsBeforeTheArrival) {
   StartCluster();
   ClientOptions options = Options();
@@ -344,7 +343,7 @@ TEST_P(ClientErrorsTest, ReleaseEndsWhatIsInFlight) {
   ASSERT_OK_AND_ASSIGN(Reader reader, client->Attach(ReadSpecOf("a", g)));
   std::vector<std::byte> into(g.entry_bytes());
   const EntryRead read{BlockIndex(0), LayerIndex(0), HeadIndex(0), into.data()};
-  // One that nobody waits for, and one in whose Wait a thread stands.
+  // One that no thread waits for, and one that a thread waits for.
   auto idle = reader.FetchEntries({&read, 1}, Soon());
   PausePoints::Arm("client.fetch.arrived");
   auto waited = reader.FetchEntries({&read, 1}, Soon());

@@ -1,4 +1,4 @@
-// A daemon, clients on a chosen fabric, and KV whose every byte can be told again.
+// A daemon, clients on a chosen fabric, and KV of which every byte can be computed again.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -187,7 +187,7 @@ MATCHER_P(Fails, code, absl::StrCat("fails with ", std::string(ErrorCodeName(cod
   ASSERT_TRUE(result.ok()) << result.status().ToString(); \
   lhs = *std::move(result)
 
-// One daemon a test; the parameter is the clients' fabric.
+// One daemon per test; the parameter is the clients' fabric.
 class ClientTest : public ::testing::TestWithParam<FabricChoice> {
  protected:
   void StartCluster(DaemonMode mode = DaemonMode::kInProcess, std::vector<std::string> flags = {}) {

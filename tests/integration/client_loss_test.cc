@@ -17,7 +17,7 @@ namespace {
 using ClientLossTest = ClientTest;
 INSTANTIATE_OVER_FABRICS(ClientLossTest);
 
-// A stop reaches a process's threads one after the other; until the last stands, the daemon may
+// A stop reaches a process's threads one after the other; until the last has stopped, the daemon may
 // still answer.
 bool StandsStill(pid_t pid) {
   for (const auto& task :
@@ -52,7 +52,7 @@ TEST_P(ClientLossTest, DaemonStoppedInMidFetch) {
   auto fetch = reader.FetchEntries(reads, Clock::Real().Now() + std::chrono::milliseconds(400));
   const absl::Status status = fetch->Wait();
   if (GetParam() == FabricChoice::kShm) {
-    // One-sided: a daemon that stands still hinders nobody.
+    // One-sided: readers do not need the daemon's threads.
     EXPECT_OK(status);
     EXPECT_TRUE(AllRight(content, reads));
   } else {
@@ -79,8 +79,7 @@ TEST_P(ClientLossTest, StoppedLongerThanTheLeaseAndContinued) {
   ASSERT_OK_AND_ASSIGN(Reader reader, client->Attach(ReadSpecOf("a", QwenLike())));
   ASSERT_OK(cluster_->daemon().Pause());
   ASSERT_EVENTUALLY(StandsStill(cluster_->daemon().pid()));
-  // A batch never outlives the lease that it began under, and says that it was the lease that ended
-  // it.
+  // A batch ends at the latest with the lease under which it began, and its error says so.
   std::vector<std::byte> cut_into;
   const absl::Status cut = reader.FetchEntries(AllEntries(content, cut_into), Soon())->Wait();
   if (GetParam() == FabricChoice::kUcx) {
@@ -183,7 +182,7 @@ TEST_P(ClientLossTest, AnswerOfTheSuccessorMakesANewSession) {
   EXPECT_TRUE(AllRight(new_content, reads));
 }
 
-// Nobody opens or attaches: the keeper alone learns that the daemon is another.
+// Without an open or attach, the keeper finds out that the daemon was restarted.
 TEST_P(ClientLossTest, KeeperLearnsOfTheRestart) {
   StartCluster(DaemonMode::kProcess);
   auto client = Connect();

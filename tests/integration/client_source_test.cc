@@ -212,8 +212,8 @@ TEST_P(ClientSourceTest, NothingCrossesTwice) {
   }
 }
 
-// Fetches share a batch on its way: any of them may be waited for first, given up, or be the only
-// one left.
+// Fetches share a batch in flight: any of them may be waited for first, cancelled, or be the only one
+// left.
 TEST_P(ClientSourceTest, SharedFetchBelongsToNobody) {
   StartCluster();
   auto client = Connect();
@@ -240,7 +240,7 @@ TEST_P(ClientSourceTest, SharedFetchBelongsToNobody) {
   ASSERT_OK(second->Wait());
   EXPECT_TRUE(five.Right());
 
-  // Given up by all: fetched again.
+  // Cancelled by all: fetched again.
   Fetched six(content), seven(content);
   for (uint32_t b = 0; b < 8; ++b) six.Add(b, 2, 2), seven.Add(b, 2, 2);
   source->Fetch(six.Reads(), Soon()).reset();
@@ -346,7 +346,7 @@ TEST_P(ClientSourceTest, OnThisHostEntriesCanBeReadInPlace) {
       }
     }
   }
-  // The word tells of a revocation, and what is held stays mapped.
+  // The word shows the revocation, and what is held stays mapped.
   ASSERT_OK(Connect()->Abort("low", TestIdentity(), "test").status());
   EXPECT_NE(*parts[0].memory.grant_word, parts[0].memory.epoch);
   EXPECT_THAT(source->LocalEntries().status(), Fails(ErrorCode::kStale));

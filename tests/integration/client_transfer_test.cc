@@ -1,5 +1,5 @@
-// What a producer puts is what readers get: layouts, ranges of layers and heads, summaries, top-K
-// lists, large batches.
+// Readers get what a producer put: layouts, ranges of layers and heads, summaries, top-K lists, large
+// batches.
 #include <thread>
 
 #include "tests/integration/client_fixture.h"
@@ -259,7 +259,7 @@ TEST_P(ClientTransferTest, HandlesOutliveTheClient) {
   ASSERT_OK(producer->Seal(seal));
   reader.reset();
   producer.reset();
-  // The keeper of the last handle said goodbye before it ended.
+  // The keeper of the last handle released its grants before it ended.
   EXPECT_EQ(Capacity().grants_reader + Capacity().grants_writer, 0u);
 }
 

@@ -1,5 +1,4 @@
-// Every error that the control plane can give comes through with its own code, and no request harms
-// the daemon.
+// Every error of the control plane arrives with its own code, and no request harms the daemon.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -236,7 +235,8 @@ TEST_F(DaemonErrorsTest, AnAbortsReasonIsInTheLogOnOneLine) {
       log, AllOf(HasSubstr("\"a\" is aborted by"), HasSubstr("prefill failed?for want of memory")));
 }
 
-// A caller that opens and forgets must find a limit before the daemon finds its memory's end.
+// A caller that opens sequences and forgets them must reach a limit before the daemon's memory is
+// used up.
 TEST_F(DaemonErrorsTest, OpensThatAreNeverCompletedAreBounded) {
   Start({"--max_sequences=100"});
   constexpr int kOpens = 20'000;
@@ -252,7 +252,7 @@ TEST_F(DaemonErrorsTest, OpensThatAreNeverCompletedAreBounded) {
   }
   EXPECT_EQ(opened, 100);
   EXPECT_EQ(stubs_->Capacity().sequences_open(), 100u);
-  // Room again as soon as one goes.
+  // There is room again as soon as one ends.
   ASSERT_TRUE(stubs_->Abort("n0").ok());
   EXPECT_TRUE(stubs_->Open(OpenOf("after", 0), &response).ok());
 }
@@ -276,7 +276,7 @@ TEST_F(DaemonErrorsTest, CallsOfAFabricThatIsNotServedAreUnsupported) {
             ErrorCode::kUnsupported);
 }
 
-// Random bytes in every field that takes a number: an error or an answer, never the daemon's end.
+// Random bytes in every field that takes a number: an error or an answer, and the daemon lives on.
 TEST_F(DaemonErrorsTest, GarbageLeavesTheDaemonServing) {
   Start({"--max_sequences=50"});
   std::mt19937_64 random(7);

@@ -1,4 +1,4 @@
-// /metrics, oasisctl and Admin say the same, and all of them say the truth.
+// /metrics, oasisctl and Admin agree, and are right.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -254,8 +254,14 @@ TEST(OasisctlTest, HelpAtEachNodeAndExitCodes) {
     EXPECT_THAT(help.output, HasSubstr(absl::StrCat("Usage: oasisctl ", noun)));
   }
   EXPECT_THAT(run({"sequences", "list", "--help"}).output, HasSubstr("--tenant"));
+  EXPECT_EQ(run({"-h"}).output, run({"--help"}).output);
+  EXPECT_EQ(run({"grants", "-h"}).output, run({"grants", "--help"}).output);
   EXPECT_EQ(run({}).exit_code, 2);
-  EXPECT_EQ(run({"nonsense"}).exit_code, 2);
+  const ProcessResult unknown = run({"nonsense"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_THAT(unknown.output, HasSubstr("capacity, sequences, grants, health, doctor"));
+  EXPECT_THAT(run({"sequences", "lst"}).output, HasSubstr("'lst' is not a command of sequences"));
+  EXPECT_EQ(run({"health", "nonsense"}).exit_code, 2);
   EXPECT_EQ(run({"capacity", "--nonsense"}).exit_code, 2);
   EXPECT_EQ(run({"capacity", "--timeout=0s"}).exit_code, 2);
   EXPECT_EQ(run({"capacity", "--address=a:b:c"}).exit_code, 2);

@@ -207,7 +207,7 @@ TEST(DaemonProcessTest, ASecondSignalEndsItAtOnce) {
   EXPECT_EQ(*code, 1);
 }
 
-// A daemon that was stopped counts only the time in which it served: nobody's lease ends for it.
+// A daemon that was stopped counts only the time in which it served: the stop ends no lease.
 TEST(DaemonProcessTest, AStoppedDaemonExpiresNobody) {
   auto cluster = StartCluster();
   ASSERT_NE(cluster, nullptr);
@@ -226,7 +226,7 @@ TEST(DaemonProcessTest, AStoppedDaemonExpiresNobody) {
   EXPECT_TRUE(stubs.Commit(open.grant(), 2, 1).ok());
 }
 
-// A decode worker that died before it attached must not cost the memory for ever.
+// When a decode worker dies before it attaches, the memory must not be lost for ever.
 TEST(DaemonProcessTest, WhatNobodyAttachesGoesAndIsCounted) {
   auto cluster = StartCluster({"--unattended_ttl=300ms", "--metrics_address=127.0.0.1:0"});
   ASSERT_NE(cluster, nullptr);

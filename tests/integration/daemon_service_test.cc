@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 using DaemonServiceTest = ControlTest;
 
-// Attach calls that run without a thread of the test's own.
+// Attach calls that need no thread of the test.
 class AsyncAttaches {
  public:
   explicit AsyncAttaches(ControlStubs& stubs) : stubs_(stubs) {}
@@ -58,7 +58,7 @@ class AsyncAttaches {
     for (const Call& call : calls_) count += call.done && call.outcome.code == code;
     return count;
   }
-  // What the first call said that ended with `code`.
+  // The message of the first call that ended with `code`.
   std::string MessageOf(ErrorCode code) const {
     for (const Call& call : calls_) {
       if (call.done && call.outcome.code == code) return call.outcome.status.error_message();

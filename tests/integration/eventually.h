@@ -1,4 +1,4 @@
-// Waiting on conditions: a test that sleeps for luck fails on a busy machine.
+// Waits for a condition: a test that sleeps for a fixed time fails on a busy machine.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ bool Eventually(Condition condition, std::chrono::nanoseconds timeout = kEventua
 
 }  // namespace oasiskv::testing
 
-// The condition is looked at again and again until it is true or half a minute has passed.
+// Evaluates the condition again and again until it is true or half a minute has passed.
 #define ASSERT_EVENTUALLY(condition)                                           \
   ASSERT_TRUE(::oasiskv::testing::Eventually([&] { return bool(condition); })) \
       << "never became true: " #condition

@@ -16,9 +16,10 @@
 namespace oasiskv::testing {
 
 enum class DaemonMode {
-  kInProcess,  // a server::Daemon object: quick, pause points work, cannot be stopped or killed by
-               // signals
-  kProcess,    // the built oasiskvd
+  // A server::Daemon object: quick, and pause points work, but signals cannot stop or kill it.
+  kInProcess,
+  // The built oasiskvd.
+  kProcess,
 };
 
 // Thread contract: used by one thread at a time.
@@ -33,7 +34,7 @@ class TestDaemon {
   virtual absl::Status Start() = 0;
   // Drains and ends it, as SIGTERM does; the exit code (0 in process).
   virtual absl::StatusOr<int> Stop() = 0;
-  // Ends it at once: SIGKILL; in process it is destroyed without a drain. Nothing when it does not
+  // Ends it at once: SIGKILL; in process it is destroyed without a drain. Does nothing if it does not
   // run.
   virtual void Kill() = 0;
   // SIGSTOP and SIGCONT. UNSUPPORTED in process.
@@ -45,7 +46,7 @@ class TestDaemon {
   // Only in process, null otherwise.
   virtual server::Daemon* daemon() = 0;
 
-  // Kill, where it runs, and Start.
+  // Kills it if it runs, and starts it.
   absl::Status Restart() {
     Kill();
     return Start();

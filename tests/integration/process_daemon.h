@@ -1,4 +1,4 @@
-// The half of mini_cluster that deals in processes.
+// The part of mini_cluster that runs processes.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Verbs where it cannot be had: no device of that name, or a daemon that does not serve it.
+// verbs when it is not possible: no device of that name, or a daemon that does not serve it.
 #include "common/fabric/verbs/verbs.h"
 #include "tests/integration/client_fixture.h"
 

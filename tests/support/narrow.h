@@ -1,4 +1,4 @@
-// Numbers as elements of 16 bits.
+// Numbers as 16-bit elements.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace oasiskv {
 
-// The bits of `value` as kBFloat16 or kFloat16, mantissa cut off: exact for what the type holds.
-// Below 2^-14 kFloat16 is 0 of its sign. Pre-condition: |value| is below 2^16.
+// The bits of `value` as kBFloat16 or kFloat16, with the mantissa cut off: exact for numbers of the
+// type. As kFloat16, numbers below 2^-14 become 0 with their sign. |value| must be below 2^16.
 inline uint16_t NarrowBits(ElementType type, float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));

@@ -1,4 +1,4 @@
-// A grant authority of fabrics that ask for no authorization: it records what it hears.
+// A grant authority for fabrics that need no authorization: it records the calls it gets.
 #pragma once
 
 #include <utility>

@@ -18,8 +18,8 @@ SelfProcess::SelfProcess(const std::vector<std::string>& arguments) {
   const UniqueFd theirs(ends[0]);
   input_ = UniqueFd(ends[1]);
   const pid_t parent = ::getpid();
-  // Not fork, which copies what a device writes to (UCX warns of it), and not posix_spawn, which
-  // cannot ask for the signal at the parent's death.
+  // Not fork, which copies memory that a device writes to (UCX warns about it), and not posix_spawn,
+  // which cannot ask for a signal when the parent dies.
   pid_ = ::vfork();
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -28,7 +28,7 @@ SelfProcess::SelfProcess(const std::vector<std::string>& arguments) {
     ::execv(self, argv.data());
     ::_exit(127);
   }
-  if (pid_ < 0) exit_code_ = 127;  // of a process that never was
+  if (pid_ < 0) exit_code_ = 127;  // it could not be started
 }
 
 SelfProcess::~SelfProcess() { Kill(); }

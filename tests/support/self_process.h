@@ -1,4 +1,4 @@
-// The test program once more, as a process that can be stopped and killed.
+// Another process of the test program, which can be stopped and killed.
 #pragma once
 
 #include <sys/types.h>
@@ -12,8 +12,8 @@ namespace oasiskv::testing {
 
 // Thread contract: used by one thread at a time.
 //
-// Runs this very program with `arguments`; its main must know them. Killed with this object, and by
-// the kernel when the test itself dies.
+// Runs this program with `arguments`, which its main must know. The process is killed with this
+// object, and by the kernel when the test itself dies.
 class SelfProcess {
  public:
   explicit SelfProcess(const std::vector<std::string>& arguments);
@@ -23,7 +23,7 @@ class SelfProcess {
 
   // False when it has ended already.
   bool Signal(int number) const;
-  // Ends the process's standard input, which it may take for the wish that it ends.
+  // Closes the process's standard input, which can tell it to end.
   void CloseInput() { input_.Reset(); }
   // SIGKILL, and waits; nothing when it has ended.
   void Kill();

@@ -1,4 +1,4 @@
-// Geometries and the identity that tests put their KV under.
+// Geometries and the identity of the tests' KV.
 #pragma once
 
 #include <cstdint>

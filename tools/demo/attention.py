@@ -1,9 +1,9 @@
 """Attention arithmetic that full attention and the sparse path share.
 
-KV is kept as IEEE float16 on both paths: keys (after RoPE) and values are rounded before anything
-attends to them. The decode function takes keys and values in ascending token position, whatever
-their origin, so that equal tokens give equal bits: with every block resident the sparse path
-computes exactly what full attention computes.
+KV is kept as IEEE float16 on both paths: keys (after RoPE) and values are rounded before attention
+reads them. The decode function takes keys and values in ascending token position, from either path,
+so that equal tokens give equal bits: with every block resident the sparse path computes exactly what
+full attention computes.
 """
 
 from typing import Protocol
@@ -15,7 +15,7 @@ class Attend(Protocol):
     """How one decode step attends at one layer; row 0 is the real token, row 1 (if any) a draft.
 
     q: float32 [rows, query_heads, head_dim]; k_new, v_new: float16 [rows, kv_heads, head_dim], the
-    rows' own keys and values. Row 0's pair is kept, a draft's is forgotten after the step.
+    rows' own keys and values. Row 0's pair is kept; a draft's is dropped after the step.
     Returns float32 [rows, query_heads, head_dim].
     """
 
@@ -116,7 +116,7 @@ class FullAttention:
         self._lengths[layer] = end
 
     def truncate(self, tokens: int) -> None:
-        """Forgets what came after the first `tokens` tokens, in every layer."""
+        """Drops all but the first `tokens` tokens, in every layer."""
         self._lengths = [min(length, tokens) for length in self._lengths]
 
     def prefill(self, layer, q, k_new, v_new) -> np.ndarray:

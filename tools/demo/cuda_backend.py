@@ -1,8 +1,8 @@
 """The demo's decode steps on a working set in GPU memory.
 
-The model itself runs in numpy, so queries and new tokens go to the GPU by way of pinned memory and the
-resident pages come back as host copies: slow, and right. It shows that the cuda backend chooses the cpu
-backend's blocks and holds the cpu backend's bytes; tools/bench has what it costs in an engine on the GPU.
+The model itself runs in numpy, so queries and new tokens go to the GPU through pinned memory, and the
+resident pages come back as host copies: correct, but slow. It shows that the cuda backend chooses the same
+blocks and holds the same bytes as the cpu backend; tools/bench measures its cost in an engine on the GPU.
 """
 
 import sys
@@ -24,7 +24,7 @@ class CudaWorkingSet:
         self._driver = Driver()
         self._stream = self._driver.stream()
         self._gpu = oasiskv.GpuWorkingSet(geometry, query_heads, **options)
-        # One set of inputs a layer: the GPU reads them until the layer's next wait has passed.
+        # One set of inputs per layer: the GPU reads them until the layer's next wait is done.
         heads = (geometry.layers, 1, query_heads, geometry.head_dim)
         token = (geometry.layers, 1, geometry.kv_heads, geometry.head_dim)
         self._true = self._driver.pinned(heads, np.float32)
@@ -73,7 +73,7 @@ class CudaWorkingSet:
             self._gpu.end_step(self._stream)
 
     def stats(self) -> dict:
-        self._driver.synchronize(self._stream)  # what was waited for has been counted
+        self._driver.synchronize(self._stream)  # so that all work before it has been counted
         return self._gpu.stats()
 
 
@@ -82,7 +82,7 @@ def _at(array: np.ndarray) -> int:
 
 
 def missing() -> str | None:
-    """What keeps this machine from running the cuda backend, or None."""
+    """Why this machine cannot run the cuda backend, or None."""
     try:
         CudaWorkingSet(oasiskv.Geometry(layers=1, kv_heads=1, head_dim=64), 1, resident_blocks=1).close()
     except (DriverMissing, oasiskv.OasisError) as error:
@@ -90,5 +90,5 @@ def missing() -> str | None:
     return None
 
 
-if __name__ == "__main__":  # in a process of its own, whose context on the device ends with it
+if __name__ == "__main__":  # a process of its own, since its CUDA context ends with it
     sys.exit(missing())

@@ -11,7 +11,7 @@ START_SECONDS = 60
 
 
 class DaemonFailed(Exception):
-    """The daemon did not start; the text holds the end of its log."""
+    """The daemon did not start; the text has the end of its log."""
 
 
 class Daemon:
@@ -20,8 +20,8 @@ class Daemon:
     def __init__(self, program: Path, directory: Path, pool_bytes: int, more_flags: list[str] | None = None):
         if not program.is_file():
             raise DaemonFailed(
-                f"no daemon at {program} (--build-dir); build it: cmake --build --preset release "
-                "--target oasiskvd"
+                f"there is no {program}; build it (cmake --build --preset release --target oasiskvd) "
+                "or set --build-dir"
             )
         slab = 64 << 20
         pool = -(-pool_bytes // slab) * slab
@@ -55,7 +55,7 @@ class Daemon:
         self.pool_bytes = pool
 
     def stop(self) -> int:
-        """Ends it as an operator would; gives its exit code."""
+        """Ends the daemon with SIGTERM (SIGKILL after 30 s); returns its exit code."""
         if self._process.poll() is None:
             self._process.terminate()
             try:

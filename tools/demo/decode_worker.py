@@ -1,5 +1,5 @@
 """The decode process: attaches the sequence and decodes with sparse attention, once for each row of
-the comparison. It has the model and the tokens, but of the context's KV only what it fetches.
+the comparison. It has the model and the tokens; it fetches the context's KV.
 
 Started by run_demo.py; prints events (events.py).
 """
@@ -24,7 +24,7 @@ from verify import EntryChecker, check_summaries
 
 
 def make_working_set(backend: str, decoded: int, *arguments, **options):
-    """decoded: how many tokens may be appended to the context."""
+    """decoded: tokens that may be appended to the context."""
     if backend == "cpu":
         return oasiskv.WorkingSet(*arguments, **options)
     from cuda_backend import CudaWorkingSet  # needs a driver
@@ -33,7 +33,7 @@ def make_working_set(backend: str, decoded: int, *arguments, **options):
 
 
 class Session:
-    """One attachment: reader, source and working set, with the counts of its own life."""
+    """One attachment: reader, source and working set, and what it counted."""
 
     def __init__(self, client: oasiskv.Client, handshake: Handshake, model: Llama, config: SparseConfig, crcs,
                  backend: str):
@@ -102,12 +102,13 @@ def with_draft(tokens: list[int], position: int, predictor: str) -> list[int]:
 
 
 def standard_error(samples: np.ndarray) -> float:
-    """Of their mean; 0 of a single one."""
+    """Of the samples' mean; 0 for one sample."""
     return float(np.std(samples, ddof=1) / len(samples) ** 0.5) if len(samples) > 1 else 0.0
 
 
 def run_config(session: Session, model: Llama, handshake: Handshake, config: SparseConfig):
-    """Teacher-forced over the document's own continuation: the row, and each step's most likely token and nll."""
+    """Decodes the document's own continuation (teacher-forced); returns the row, and each step's most likely
+    token and nll."""
     tokens, context = handshake.tokens, handshake.context_tokens
     nll, greedy, drafted = [], [], 0
     started = time.monotonic()
@@ -136,7 +137,7 @@ def run_config(session: Session, model: Llama, handshake: Handshake, config: Spa
 
 
 def agreement_with_cpu(ours, cpu) -> dict:
-    """ours, cpu: what run_config gave. Equal blocks are attended in equal order, so that nlls are equal to the last bit."""
+    """ours, cpu: results of run_config. Equal blocks are attended in equal order, so nlls are equal to the last bit."""
     (_, tokens, nlls), (row, cpu_tokens, cpu_nlls) = ours, cpu
     tokens_equal = sum(a == b for a, b in zip(tokens, cpu_tokens))
     nlls_equal = sum(a == b for a, b in zip(nlls, cpu_nlls))
@@ -169,7 +170,7 @@ def main() -> None:
     parser.add_argument("--verbs-device", default="")
     parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compare-cpu", action="store_true",
-                        help="run every row on the cpu backend, too, and say whether the tokens are the same")
+                        help="also run every row on the cpu backend, and say whether the tokens are the same")
     options = parser.parse_args()
     handshake = Handshake.read(options.handshake)
     configs = [SparseConfig(**fields) for fields in json.loads(options.configs)]

@@ -1,6 +1,6 @@
-"""How the demo's processes talk: a worker prints one JSON object a line, run_demo.py reads them.
+"""Messages between the demo's processes: a worker prints one JSON object per line, run_demo.py reads them.
 
-A worker's stdin stays open for as long as it is wanted; its end tells the worker to finish.
+A worker ends when its stdin is closed.
 """
 
 import json
@@ -11,11 +11,11 @@ from pathlib import Path
 
 
 class WorkerFailed(Exception):
-    """A worker ended early; the text holds the end of its log."""
+    """A worker ended early; the text has the end of its log."""
 
 
 def emit(event: str, **fields) -> None:
-    """Worker side."""
+    """Worker side: prints one event."""
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
@@ -25,11 +25,11 @@ def wait_until_unwanted() -> None:
 
 
 class Worker:
-    """Parent side of one worker process; stderr goes to a log file. Thread contract: one thread.
+    """Thread contract: one thread. The parent's side of one worker process; its stderr goes to a log file.
 
-    numpy's matrix products have one thread, unless OPENBLAS_NUM_THREADS is set already: several spin
-    while they wait for one another, which costs far more on a machine that others use than it gains,
-    and decoding leaves the other cores to the working set's own threads.
+    numpy's matrix products use one thread unless OPENBLAS_NUM_THREADS is set: several threads spin while
+    they wait for each other, which is slow on a machine that others use too, and the other cores are for
+    the working set's own threads.
     """
 
     def __init__(self, name: str, arguments: list[str], log: Path):
@@ -46,20 +46,20 @@ class Worker:
             )
 
     def events(self, last: str):
-        """Yields events up to and with the first one called `last`; WorkerFailed if it never comes."""
+        """Yields events up to and including the first one called `last`; WorkerFailed if it never comes."""
         for line in self._process.stdout:
             event = json.loads(line)
             yield event
             if event["event"] == last:
                 return
         code = self._process.wait()
-        raise WorkerFailed(f"{self._name} ended with {code}; {tail(self._log)}")
+        raise WorkerFailed(f"{self._name} ended with exit code {code}; {tail(self._log)}")
 
     def finish(self, timeout: float = 30) -> None:
         self._process.stdin.close()
         code = self._process.wait(timeout)
         if code != 0:
-            raise WorkerFailed(f"{self._name} ended with {code}; {tail(self._log)}")
+            raise WorkerFailed(f"{self._name} ended with exit code {code}; {tail(self._log)}")
 
     def kill(self) -> None:
         if self._process.poll() is None:

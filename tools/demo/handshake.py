@@ -1,7 +1,7 @@
-"""What the prefill worker tells the decode worker besides the sequence itself: one JSON file.
+"""The JSON file from the prefill worker to the decode worker.
 
-Everything about KV travels through the daemon; this file holds the request (name, address, tokens)
-and, for the comparison, what full attention computed.
+All KV goes through the daemon; this file has the request (name, address, tokens) and, for the
+comparison, the results of full attention.
 """
 
 import json
@@ -16,7 +16,7 @@ class Baseline:
 
     nll: list[float]  # per teacher-forced step
     greedy: list[int]  # the most likely token after each teacher-forced step
-    free_running: list[int]  # tokens when each is fed back
+    free_running: list[int]  # tokens of a run that feeds each one back
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Handshake:
     baseline: Baseline
 
     def write(self, path: Path) -> None:
-        """The file appears whole."""
+        """Writes another file and renames it, so that the file appears complete."""
         beside = path.with_suffix(".tmp")
         beside.write_text(json.dumps(asdict(self)))
         os.replace(beside, path)

@@ -1,4 +1,4 @@
-"""The demo's plot: what crossed from the daemon, and what the sparse path cost in quality."""
+"""The demo's plot: bytes pulled from the daemon, and the quality lost by the sparse path."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ _MUTED = "#666666"
 
 
 class _Clusters:
-    """One cluster of bars a (mode, cap), one bar in it a predictor; not every mode has all of them."""
+    """One cluster of bars per (mode, cap), with one bar per predictor; not every mode has all predictors."""
 
     def __init__(self, rows: list[dict]):
         self.rows = rows
@@ -86,7 +86,7 @@ def _cost_panel(axes, clusters: _Clusters, report: dict) -> None:
     axes.axhline(0, color=_MUTED, linewidth=1)
     high = max(high, published) * 1.1
     axes.set_ylim(low - 0.1 * (high - low), high)  # room for the row of figures at the bottom
-    axes.set_ylabel("extra nll, nats a token")
+    axes.set_ylabel("extra nll, nats per token")
     axes.set_title("Quality lost against full attention, with standard errors (lower is better)", fontsize=10, loc="left")
     clusters.dress(axes, label=False)
 
@@ -96,7 +96,7 @@ def _match_panel(axes, clusters: _Clusters) -> None:
     clusters.bars(axes, match, lambda row: f"{match(row):.0f}")
     axes.set_ylim(0, 112)
     axes.set_ylabel("% of steps")
-    axes.set_title("Steps whose most likely token is full attention's", fontsize=10, loc="left")
+    axes.set_title("Steps with the same most likely token as full attention", fontsize=10, loc="left")
     clusters.dress(axes, label=True)
 
 
@@ -111,7 +111,7 @@ def draw(report: dict, path: Path) -> None:
     _match_panel(panels["match"], clusters)
     agreement = report["topk_agreement"]
     handles = [
-        plt.Rectangle((0, 0), 1, 1, color=color, label=f"{name} ({agreement[name]:.0%} of blocks foreseen)")
+        plt.Rectangle((0, 0), 1, 1, color=color, label=f"{name} ({agreement[name]:.0%} of blocks predicted)")
         for name, color in _PREDICTORS.items() if name in agreement
     ]
     figure.legend(handles=handles, title="predictor of the next step", loc="outside lower center", ncols=3,

@@ -1,7 +1,7 @@
-"""Predictors of the next step's queries: each names a draft token to run as a second row, or none.
+"""Predictors of the next step's queries: each gives a draft token to run as a second row, or none.
 
-A draft row's query at each layer predicts the next step's query there; the row is always rejected.
-Without a draft the step's own query serves as the prediction.
+The draft row's query at each layer predicts the next step's query there; the row itself is always dropped.
+Without a draft the step's own query is the prediction.
 """
 
 from typing import Callable
@@ -13,7 +13,7 @@ Predictor = Callable[[list[int], int], int | None]
 
 
 def previous(tokens: list[int], position: int) -> int | None:
-    """No draft: the current query predicts the next (any model can have this for nothing)."""
+    """No draft: the current query predicts the next, at no cost and for any model."""
     return None
 
 

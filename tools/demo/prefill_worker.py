@@ -27,7 +27,10 @@ CHUNK = 512  # tokens of one prefill step; whole blocks
 def document_tokens(tokenizer: Tokenizer, text: str, wanted: int) -> list[int]:
     tokens = tokenizer.encode(text)
     if len(tokens) < wanted:
-        raise TextError(f"the text has {len(tokens)} tokens; context and continuation need {wanted}")
+        raise TextError(
+            f"the text has {len(tokens)} tokens, but context and continuation need {wanted}; lower --context or name "
+            "a longer text with --text"
+        )
     return tokens[:wanted]
 
 
@@ -41,8 +44,8 @@ def store(producer: oasiskv.Producer, cache: FullAttention, first: int, last: in
 
 
 def first_queries(model: Llama, cache: FullAttention, token: int, position: int) -> np.ndarray:
-    """One decode step over the full KV, undone afterwards: its queries, [layers, heads, head_dim],
-    tell which blocks decoding needs first."""
+    """The queries, [layers, heads, head_dim], of one decode step over the full KV, which is undone after it:
+    from them the first top-K is chosen."""
     queries = []
 
     def attend(layer, q, k_new, v_new):

@@ -16,7 +16,7 @@ _VOID_TAGS = {"br", "hr", "img", "link", "meta", "input", "col"}
 
 
 class TextError(Exception):
-    """The text is missing or too short for the context that was asked."""
+    """The text is missing, or too short for --context."""
 
 
 class ProseParser(HTMLParser):
@@ -42,7 +42,7 @@ class ProseParser(HTMLParser):
             self._text = []
 
     def handle_startendtag(self, tag, attrs):
-        """`<a id="x"/>` opens nothing; `<br/>` parts words."""
+        """`<a id="x"/>` opens nothing; `<br/>` separates words."""
         if tag == "br":
             self.handle_data(" ")
 
@@ -76,7 +76,7 @@ def load_prose(path: Path | None = None) -> str:
     """The text of `path` (plain or HTML), or else of the Debian package's chapters in order."""
     if path is not None:
         if not path.is_file():
-            raise TextError(f"no text file at {path} (--text)")
+            raise TextError(f"--text={path}: there is no such file")
         text = path.read_text(encoding="utf-8")
         return strip_markup(text) if "<html" in text[:1000].lower() else text
     chapters = []
@@ -84,8 +84,8 @@ def load_prose(path: Path | None = None) -> str:
         file = DIRECTORY / f"{chapter}.en.html"
         if not file.is_file():
             raise TextError(
-                f"{file} is missing; run: apt-get install debian-history, or name another text "
-                "with --text"
+                f"{file} is missing; install it (apt-get install debian-history), or name another "
+                "text with --text"
             )
         chapters.append(strip_markup(file.read_text(encoding="utf-8")))
     return "\n\n".join(chapters)

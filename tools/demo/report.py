@@ -1,4 +1,4 @@
-"""From the rows of the comparison to report.json and to a table for the terminal."""
+"""Makes report.json and a table for the terminal from the rows of the comparison."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import numpy as np
 from handshake import Handshake
 from sparse import BLOCK_TOKENS
 
-HEADLINE = ("capped", 0.05, "ngram")  # the row whose figures stand at the top of report.json
+HEADLINE = ("capped", 0.05, "ngram")  # the row whose figures are at the top of report.json
 NLL_LIMIT = 0.05  # what exact mode may cost against full attention
 
 
@@ -22,7 +22,7 @@ def find(rows: list[dict], mode: str, ratio: float, predictor: str) -> dict | No
 
 def build(handshake: Handshake, rows: list[dict], *, backend: str, everything: dict, published: dict, text: dict,
           kv_token_bytes: int, seconds: float) -> dict:
-    """rows: the comparison; everything: the run whose K covers all blocks; published: the one with the
+    """rows: the comparison. everything: the run whose K covers all blocks. published: the run with the
     paper's score."""
     headline = find(rows, *HEADLINE) or rows[0]
     agreement = {}
@@ -61,22 +61,22 @@ def build(handshake: Handshake, rows: list[dict], *, backend: str, everything: d
 
 
 def checks(report: dict) -> list[tuple[str, bool]]:
-    """What the run must show, each with whether it did."""
+    """What the run must show, and whether it did."""
     exact = [row["nll_extra"] for row in report["rows"] if row["mode"] == "exact"]
     found = [
-        ("with every block resident each token equals full attention's",
+        ("with every block resident each token is the same as with full attention",
          report["all_blocks"]["token_match"] == 1.0),
         ("no read was stale", report["stale_reads"] == 0),
-        ("every fetched entry holds the bytes that the prefill wrote (CRC32C)",
+        ("every fetched entry has the bytes that the prefill wrote (CRC32C)",
          report["checksum_failures"] == 0 and report["checksums_verified"] == report["entries_fetched"]
          and report["entries_checked"] > 0),
     ]
     compared = [row["same_as_cpu"] for row in [*_every(report), report["text"]] if "same_as_cpu" in row]
     if compared:
-        found.append(("every row's tokens and nlls are those of the cpu backend, and so is the text", all(compared)))
+        found.append(("every row has the tokens and nlls of the cpu backend, and so has the text", all(compared)))
     if exact:
         found.append(
-            (f"exact mode costs at most {NLL_LIMIT} nats a token (it costs {max(exact):+.3f})",
+            (f"exact mode costs at most {NLL_LIMIT} nats per token (it costs {max(exact):+.3f})",
              max(exact) <= NLL_LIMIT)
         )
     return found
@@ -97,20 +97,21 @@ def size(count: float) -> str:
 
 
 _COLUMNS = (
-    ("mode", 7), ("cap", 5), ("predictor", 10), ("foreseen", 9), ("pulled first", 13),
+    ("mode", 7), ("cap", 5), ("predictor", 10), ("predicted", 11), ("pulled first", 13),
     ("pulled later", 13), ("of full KV", 11), ("nll", 7), ("cost", 14), ("same token", 11), ("ms/step", 8),
 )
 
 _LEGEND = """\
-  mode         capped: what the cap refuses is not attended, stale blocks are; exact: the true top blocks always are
-  cap          share of a head's resident blocks that may change in one step (it bounds capped mode only)
-  predictor    where the query that foresees the next step comes from: ngram drafts the next token from the text so
-               far, previous takes the current query, oracle drafts the true next token (the upper bound)
-  foreseen     share of the blocks that the next step truly wanted and the prediction named
+  mode         exact: attention always reads the true top blocks; capped: it reads older blocks in place of those
+               that the cap did not let in
+  cap          share of a head's resident blocks that may change in one step (a limit in capped mode only)
+  predictor    the query that predicts the next step: ngram drafts the next token from the text so far, previous
+               takes the current query, oracle drafts the true next token (the upper bound)
+  predicted    share of the next step's true top blocks that were in the prediction
   pulled       bytes from the daemon: first at admission (summaries and the first working set), later while decoding
   nll, cost    negative log-likelihood of the document's own next tokens, in nats (lower is better), and how much
-               worse than with full attention (mean over the steps and its standard error)
-  same token   share of steps whose most likely token is full attention's"""
+               more that is than with full attention (mean over the steps and its standard error)
+  same token   share of steps with the same most likely token as full attention"""
 
 
 def _line(row: dict, report: dict) -> str:
@@ -127,26 +128,26 @@ def _line(row: dict, report: dict) -> str:
 
 
 def _read_by_gpu(report: dict) -> list[str]:
-    """What the table's bytes leave out: over shm the GPU reads the daemon's memory itself."""
+    """Bytes that are not in the table: over shm the GPU reads the daemon's memory itself."""
     if report["backend"] != "cuda":
         return []
     moved = sum(row["bytes_moved"] for row in _every(report))
-    return [f"The GPU moved {size(moved)} into its pages while decoding, all rows together. It looks at the grant words "
-            "after its own reads, too; those looks are not counted, and one that finds a change ends the run."]
+    return [f"The GPU moved {size(moved)} into its pages while decoding, all rows together. It also checks the grant words "
+            "after its own reads; these checks are not counted, and the run ends if one finds a change."]
 
 
 def _beside_cpu(report: dict) -> list[str]:
     rows = [row for row in _every(report) if "same_as_cpu" in row]
     if not rows:
         return []
-    lines = ["", "The same rows on the cpu backend, in the table's order, all blocks and the published score last:"]
+    lines = ["", "The same rows on the cpu backend, in the table's order, with all blocks and the published score last:"]
     for row in [*rows[1:-1], rows[0], rows[-1]]:
         steps, counts = report["generated_tokens"], row["cpu_counts"]
         differ = [name for name in counts if counts[name] != row[name]]
         lines.append(
             f"  {row['mode']:<7}{row['fetch_ratio']:<5g}{row['predictor']:<10}{row['cpu_tokens_equal']} of {steps} tokens "
             f"equal, {row['cpu_nlls_equal']} of {steps} nlls to the last bit; counts "
-            f"{'equal' if not differ else 'differ in ' + ', '.join(differ)}; {row['cpu_ms_per_step']:.0f} ms a step"
+            f"{'equal' if not differ else 'differ in ' + ', '.join(differ)}; {row['cpu_ms_per_step']:.0f} ms per step"
         )
     return lines
 
@@ -163,14 +164,13 @@ def table(report: dict) -> str:
         *(_line(row, report) for row in report["rows"]),
         "  and with every block resident:",
         _line(report["all_blocks"], report),
-        "  for reference, the published score in place of the demo's (README.md says how that was chosen):",
+        "  for reference, with the published score instead of the demo's (README.md says how that was chosen):",
         _line(report["published_score"], report),
         "",
         _LEGEND,
         "",
-        f"Reads were followed by {report['grant_checks']:,} checks of the grant word; "
-        f"{report['stale_reads']} found it changed. {report['entries_checked']:,} entries were compared with the "
-        "prefill's own copy.",
+        f"After reads the grant word was checked {report['grant_checks']:,} times; {report['stale_reads']} checks found it "
+        f"changed. {report['entries_checked']:,} entries were compared with the prefill's own copy.",
         *_read_by_gpu(report),
         *_beside_cpu(report),
         "",

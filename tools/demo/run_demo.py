@@ -1,5 +1,5 @@
-"""The main job on one machine with a real model's KV: starts oasiskvd, a prefill and a decode
-process, compares sparse with full attention and writes a table, report.json and a plot.
+"""Runs the whole service on one machine with a real model's KV: starts oasiskvd, a prefill and a decode
+process, compares sparse with full attention, and writes a table, report.json and a plot.
 
     python tools/demo/run_demo.py --build-dir build/release
 """
@@ -25,8 +25,8 @@ from sparse import BLOCK_TOKENS  # noqa: E402
 RATIOS = (0.05, 0.2, 1.0)
 PREDICTORS = ("previous", "ngram", "oracle")
 CAPPED = tuple((ratio, predictor) for ratio in RATIOS for predictor in PREDICTORS)
-# Exact mode attends the same blocks whatever was predicted: its rows differ in bytes and time alone, so
-# that each ratio and each predictor once are enough.
+# Exact mode attends the same blocks whatever was predicted: its rows differ only in bytes and time, so
+# each ratio and each predictor is run once.
 EXACT = ((0.05, "ngram"), *((0.2, predictor) for predictor in PREDICTORS), (1.0, "ngram"))
 QUICK = ((0.05, "ngram"), (0.2, "previous"))
 MODEL_CONTEXT = 8192
@@ -37,20 +37,23 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--build-dir", type=Path, default=Path("build/release"), help="holds bin/oasiskvd")
-    parser.add_argument("--output", type=Path, default=Path("build/demo"), help="report.json, plot.png, logs")
-    parser.add_argument("--context", type=int, default=4096, help="tokens; rounded down to whole blocks of 16")
+    parser.add_argument("--build-dir", type=Path, default=Path("build/release"),
+                        help="the build folder, with bin/oasiskvd in it")
+    parser.add_argument("--output", type=Path, default=Path("build/demo"), help="folder for report.json, plot.png and logs")
+    parser.add_argument("--context", type=int, default=4096, help="tokens of the text; rounded down to whole blocks of 16")
     parser.add_argument("--generate", type=int, default=128, help="tokens decoded in each row of the comparison")
     parser.add_argument("--free-running", type=int, default=40, help="tokens of the text shown at the end")
     parser.add_argument("--budget", type=int, default=0,
                         help="resident tokens per KV head; 0: a quarter of the context")
-    parser.add_argument("--text", type=Path, help="a plain or HTML text instead of Debian's history")
+    parser.add_argument("--text", type=Path, help="file with a plain or HTML text to use instead of Debian's history")
     parser.add_argument("--fabric", choices=["auto", "shm", "ucx", "verbs"], default="auto")
-    parser.add_argument("--verbs-device", default="", help="RDMA device of the two workers; default: the first active")
-    parser.add_argument("--daemon-verbs-device", default="", help="RDMA device of the daemon; default: the first active")
-    parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu", help="where the working set lies")
+    parser.add_argument("--verbs-device", default="",
+                        help="RDMA device of the two workers; default: the first with an active port")
+    parser.add_argument("--daemon-verbs-device", default="",
+                        help="RDMA device of the daemon; default: the first with an active port")
+    parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu", help="where the working set is kept")
     parser.add_argument("--compare-cpu", action="store_true",
-                        help="run every row on the cpu backend, too: the tokens must be the same")
+                        help="also run every row on the cpu backend: the tokens must be the same")
     parser.add_argument("--quick", action="store_true", help="four rows of the comparison instead of fourteen")
     options = parser.parse_args()
     options.context -= options.context % BLOCK_TOKENS
@@ -59,8 +62,8 @@ def parse() -> argparse.Namespace:
         parser.error("--generate and --free-running must be at least 1")
     if not 64 * BLOCK_TOKENS // 4 <= options.context <= MODEL_CONTEXT - decoded - 2:
         parser.error(
-            f"--context {options.context} with {decoded} tokens to decode: the model has room for "
-            f"{MODEL_CONTEXT - decoded - 2}, and fewer than 256 make no comparison"
+            f"--context {options.context}: with {decoded} tokens to decode it must be between 256 and "
+            f"{MODEL_CONTEXT - decoded - 2}"
         )
     options.budget = options.budget or options.context // 4
     if not BLOCK_TOKENS <= options.budget <= options.context:
@@ -69,7 +72,7 @@ def parse() -> argparse.Namespace:
 
 
 def configurations(options: argparse.Namespace) -> list[dict]:
-    """The comparison. First the run with every block resident, last the published score."""
+    """The comparison's runs; the first has every block resident, the last uses the published score."""
     blocks = options.budget // BLOCK_TOKENS
     decoded = max(options.generate, options.free_running)
     every_block = (options.context + decoded) // BLOCK_TOKENS + 1
@@ -87,14 +90,14 @@ class BackendMissing(Exception):
 
 
 def check_backend(backend: str) -> None:
-    """Before half a minute of prefill, not after it."""
+    """Raises BackendMissing, before half a minute of prefill is spent."""
     if backend != "cuda":
         return
     probe = subprocess.run([sys.executable, HERE / "cuda_backend.py"], capture_output=True, text=True)
     if probe.returncode != 0:
         raise BackendMissing(
             f"--backend=cuda cannot run here: {probe.stderr.strip()}\nIt needs an NVIDIA GPU of compute capability 9.0 "
-            "(H100, H200) with its driver (does nvidia-smi list it?), and a library built where nvcc is. Without: "
+            "(H100, H200), its driver (does nvidia-smi list the GPU?) and a library built with nvcc. Without them use "
             "--backend=cpu, the default"
         )
 
@@ -102,14 +105,14 @@ def check_backend(backend: str) -> None:
 def beside_cpu(row: dict) -> str:
     if "same_as_cpu" not in row:
         return ""
-    return "; as on the cpu backend" if row["same_as_cpu"] else "; NOT as on the cpu backend"
+    return "; same as on the cpu backend" if row["same_as_cpu"] else "; NOT the same as on the cpu backend"
 
 
 def draw_plot(report: dict, path: Path) -> str:
-    """Where the plot is, or why there is none."""
+    """Draws the plot; returns its path, or why there is none."""
     if not util.find_spec("matplotlib"):
         path.unlink(missing_ok=True)  # of an earlier run
-        return "none, matplotlib is missing (tools/demo/requirements.txt)"
+        return "none, since matplotlib is not installed (see tools/demo/requirements.txt)"
     import plot
 
     plot.draw(report, path)
@@ -132,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
     handshake_file = output / "handshake.json"
     handshake_file.unlink(missing_ok=True)
     workers: list[Worker] = []
-    verbs = options.fabric == "verbs"  # served only where it is asked for: it needs a device
+    verbs = options.fabric == "verbs"  # only when asked for, since it needs a device
     flags = ["--fabrics=verbs", f"--verbs_device={options.daemon_verbs_device}"] if verbs else []
     over = ["--fabric", options.fabric, "--verbs-device", options.verbs_device]
     with Daemon(options.build_dir / "bin" / "oasiskvd", output, 2 * kv_bytes, flags) as daemon:
@@ -176,7 +179,7 @@ def run(options: argparse.Namespace) -> int:
                         "decode",
                         f"{len(rows)}/{len(configs)} {row['mode']} cap {row['fetch_ratio']:g} "
                         f"{row['predictor']}, {row['budget_blocks']} blocks, {row['score']} score: nll {row['nll_sparse']:.3f}, "
-                        f"{row['ms_per_step']:.0f} ms a step{beside_cpu(row)}",
+                        f"{row['ms_per_step']:.0f} ms per step{beside_cpu(row)}",
                     )
                 elif event["event"] == "text":
                     text = {key: value for key, value in event.items() if key != "event"}

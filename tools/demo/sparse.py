@@ -2,11 +2,11 @@
 
 Per layer and step the order of calls is fixed (oasiskv/working_set.h has the contracts):
 
-    wait            what was submitted for this layer in the step before has arrived in the pages
+    wait            what the step before submitted for this layer has arrived in the pages
     append          the token's own KV enters the local block
     resolve         exact mode: the true query's top-K becomes resident; capped mode only samples
                     how well the prediction agreed with it
-    submit          the query that predicts the next step; its transfer starts behind attention_done
+    submit          the query that predicts the next step; its transfer starts after attention_done
     (attention over the pages and the local block)
     attention_done  from here on the transfer may overwrite the pages it replaces
 """
@@ -24,13 +24,13 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True)
 class Score:
-    """What a block is worth to a query (oasiskv/selection.h has the formulas)."""
+    """How blocks are scored for a query (oasiskv/selection.h has the formulas)."""
 
     combine: oasiskv.Combine
     bound_weight: float
 
 
-# README.md says on which text "normalized" was chosen; "published" is the paper's, for reference.
+# README.md says with which text "normalized" was chosen; "published" is the paper's, for reference.
 SCORES = {
     "normalized": Score(oasiskv.Combine.NORMALIZED_MAX, 0.5),
     "published": Score(oasiskv.Combine.MAX, 1.0),
@@ -66,8 +66,8 @@ class Part:
 
 
 def gather(view: oasiskv.ResidentView) -> list[Part]:
-    """The residents and the local block. One part as a rule: heads hold different numbers of blocks
-    only where the working set gave up some that were late."""
+    """The residents and the local block. Usually one part: heads hold different numbers of blocks only
+    if the working set gave up some that were late."""
     _, _, _, block_tokens, head_dim = view.pages.shape
     order = np.argsort(view.map, axis=1, kind="stable")  # empty pages, -1, come first
     empty = np.count_nonzero(view.map < 0, axis=1)

@@ -4,6 +4,7 @@ import unittest
 
 from gguf_model import ModelError, default_model_path, load_model
 from llama import Llama
+from run_demo import KV_TOKEN_BYTES
 from tokenizer import Tokenizer
 
 try:
@@ -18,7 +19,7 @@ class RealModel(unittest.TestCase):
     def test_shape(self):
         c = MODEL.config
         self.assertEqual((c.layers, c.query_heads, c.kv_heads, c.head_dim), (30, 9, 3, 64))
-        self.assertEqual(c.kv_bytes_per_token(), 23040)
+        self.assertEqual(KV_TOKEN_BYTES, c.layers * c.kv_heads * 2 * c.head_dim * 2)
 
     def test_tokenizer_round_trip_and_known_ids(self):
         tokenizer = Tokenizer(MODEL.tokenizer)

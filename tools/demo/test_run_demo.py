@@ -33,7 +33,7 @@ class Configurations(unittest.TestCase):
         with tempfile.TemporaryDirectory() as directory, mock.patch.object(run_demo.util, "find_spec", return_value=None):
             plot = Path(directory) / "plot.png"
             plot.write_text("of an earlier run")
-            self.assertIn("matplotlib is missing", run_demo.draw_plot({}, plot))
+            self.assertIn("matplotlib is not installed", run_demo.draw_plot({}, plot))
             self.assertFalse(plot.exists())
 
     def test_a_backend_that_cannot_run_here_is_named_with_what_it_needs(self):

@@ -2,7 +2,7 @@
 
 SmolLM2's pre-tokenizer first puts every digit on its own, then splits the rest as GPT-2 does
 (contractions, words with their leading space, punctuation, white space). Each piece is written in
-GPT-2's printable alphabet of 256 characters, one a byte, and merged by rank.
+GPT-2's printable alphabet of 256 characters, one per byte, and merged by rank.
 """
 
 import re
@@ -11,14 +11,14 @@ from functools import lru_cache
 
 from gguf_model import TokenizerData
 
-_CONTROL = 3  # token type of <|im_start|> and its like in GGUF
+_CONTROL = 3  # GGUF's token type of <|im_start|> and similar tokens
 
 # No digit reaches this expression, so `[^\W_]` is exactly the letters.
 _PIECES = re.compile(r"'(?:[sdmt]|ll|ve|re)| ?[^\W_]+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
 
 
 def byte_alphabet() -> list[str]:
-    """GPT-2's character for each byte: printable Latin-1 stands for itself, the rest from U+0100."""
+    """GPT-2's character for each byte: itself if it is printable Latin-1, else one from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     alphabet, spare = [], 0x100
     for byte in range(256):

@@ -1,8 +1,8 @@
 """Checks what arrived against the prefill's own copy, independently of the library's checksums.
 
 The prefill worker computes the CRC32C of every entry (K then V of one block, layer and KV head) and
-of every summary from its own arrays. The decode worker compares each entry the first time it
-stands in a resident page of a run, and all summaries once.
+of every summary from its own arrays. The decode worker compares each entry the first time it is in a
+resident page of a run, and all summaries once.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ import oasiskv
 
 
 class WrongBytes(Exception):
-    """Bytes arrived that are not those that the prefill wrote."""
+    """Bytes arrived that differ from what the prefill wrote."""
 
 
 def as_entries(keys: np.ndarray, values: np.ndarray, block_tokens: int) -> np.ndarray:
@@ -39,7 +39,7 @@ def summary_crcs(keys: np.ndarray, block_tokens: int) -> np.ndarray:
 
 
 class EntryChecker:
-    """Observer of a run's residents. Blocks past the prefill are this side's own and not checked."""
+    """Observes a run's residents. Blocks after the prefill were made here and are not checked."""
 
     def __init__(self, crcs: np.ndarray):
         self._crcs = crcs
@@ -73,4 +73,4 @@ def check_summaries(reader: oasiskv.Reader, crcs: np.ndarray) -> None:
     reader.fetch_summaries(0, len(crcs), summaries)
     for block, crc in enumerate(crcs):
         if oasiskv.crc32c(summaries[block]) != crc:
-            raise WrongBytes(f"block {block}: its summaries are not those of the prefill's keys")
+            raise WrongBytes(f"block {block}: its summaries differ from those of the prefill's keys")

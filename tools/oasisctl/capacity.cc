@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 
 Json ToJson(const v1::GetCapacityResponse& c) {
   Json classes = Json::array();
-  for (const v1::FrameClass& frame_class : c.classes()) {
+  for (const v1::FrameClass& frame_class : c.frame_classes()) {
     classes.push_back({{"frame_stride", frame_class.frame_stride()},
                        {"slabs", frame_class.slabs()},
                        {"frames", frame_class.frames()},
@@ -38,7 +38,7 @@ Json ToJson(const v1::GetCapacityResponse& c) {
           {"grants_reader", c.grants_reader()},
           {"grants_writer", c.grants_writer()},
           {"draining", c.draining()},
-          {"classes", classes},
+          {"frame_classes", classes},
           {"uptime_ms", c.uptime_ms()},
           {"incarnation", c.incarnation()}};
 }
@@ -57,14 +57,14 @@ std::string ToText(const v1::GetCapacityResponse& c) {
   std::string out = memory.ToString();
   absl::StrAppend(&out, "\narenas ", c.arenas(), ", slabs ", c.slabs_free(), " free of ",
                   c.slabs_total(), " (", Size(c.slab_bytes()), " each), huge pages ",
-                  c.huge_pages() ? "yes" : (c.huge_pages_fell_back() ? "no (asked for)" : "no"),
+                  c.huge_pages() ? "yes" : (c.huge_pages_fell_back() ? "no (too few free)" : "no"),
                   c.draining() ? ", DRAINING" : "", "\n");
   absl::StrAppend(&out, "sequences ", c.sequences_open(), " open, ", c.sequences_sealed(),
                   " sealed, ", c.sequences_released(), " released; grants ", c.grants_reader(),
                   " reader, ", c.grants_writer(), " writer\n");
-  if (!c.classes().empty()) {
+  if (!c.frame_classes().empty()) {
     Table classes({"frame size", "slabs", "frames", "used", ""});
-    for (const v1::FrameClass& f : c.classes()) {
+    for (const v1::FrameClass& f : c.frame_classes()) {
       classes.Row({Size(f.frame_stride()), absl::StrCat(f.slabs()), absl::StrCat(f.frames()),
                    absl::StrCat(f.frames_used()), Percent(f.frames_used(), f.frames())});
     }
@@ -91,7 +91,7 @@ int Run(const Arguments& arguments) {
   uint64_t seen = 0;
   const absl::Status status =
       connection->WatchCapacity(*interval, [&](const v1::GetCapacityResponse& response) {
-        // One object a line, so that a reader can follow.
+        // JSON: one object per line, for programs that read the stream.
         std::printf("%s\n", (json ? ToJson(response).dump() : ToText(response)).c_str());
         std::fflush(stdout);
         return *count == 0 || ++seen < *count;
@@ -102,14 +102,13 @@ int Run(const Arguments& arguments) {
 }  // namespace
 
 Command CapacityCommand() {
-  Command out;
-  out.name = "capacity";
-  out.help = "Memory of the pool: free, used, by size of frame.";
-  out.flags = CommonFlags();
+  Command out = {.name = "capacity",
+                 .help = "Shows the pool's memory: free, used, and by frame size.",
+                 .flags = CommonFlags(),
+                 .run = Run};
   out.flags.push_back({"watch", "", "Print again whenever it changes, until interrupted."});
-  out.flags.push_back({"interval", "TIME", "With --watch: at most one print in this time (1s)."});
-  out.flags.push_back({"count", "N", "With --watch: end after so many prints (0: never)."});
-  out.run = Run;
+  out.flags.push_back({"interval", "TIME", "With --watch: print at most once in this time (1s)."});
+  out.flags.push_back({"count", "N", "With --watch: end after N prints. Default: 0, never."});
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "oasiskv/error.h"
 
@@ -26,7 +27,7 @@ std::string Help(const Command& node, const std::string& path) {
   if (!node.children.empty()) absl::StrAppend(&out, node.run ? " [COMMAND]" : " COMMAND");
   absl::StrAppend(&out, node.run ? " [FLAGS]\n" : "\n");
   if (!node.children.empty()) {
-    absl::StrAppend(&out, "\nCommands (each has its own --help):\n");
+    absl::StrAppend(&out, "\nCommands (each has its own --help and -h):\n");
     for (const Command& child : node.children) {
       absl::StrAppend(&out, "  ", Padded(child.name, 14), child.help, "\n");
     }
@@ -36,10 +37,19 @@ std::string Help(const Command& node, const std::string& path) {
     for (const FlagSpec& flag : node.flags) {
       const std::string left =
           absl::StrCat("--", flag.name, flag.value.empty() ? "" : "=", flag.value);
-      absl::StrAppend(&out, "  ", Padded(left, 22), flag.help, "\n");
+      absl::StrAppend(&out, "  ", Padded(left, 34), flag.help, "\n");
     }
   }
   return out;
+}
+
+absl::Status NotACommand(const std::string& word, const Command& node) {
+  if (node.children.empty()) {
+    return Bad(absl::StrCat("'", word, "' is not a flag, and ", node.name, " has no commands"));
+  }
+  const auto name_of = [](std::string* out, const Command& c) { absl::StrAppend(out, c.name); };
+  return Bad(absl::StrCat("'", word, "' is not a command of ", node.name,
+                          "; its commands: ", absl::StrJoin(node.children, ", ", name_of)));
 }
 
 int UsageError(const absl::Status& status, const std::string& path) {
@@ -60,7 +70,7 @@ absl::StatusOr<uint64_t> Arguments::Number(const std::string& flag, uint64_t fal
   if (it == flags_.end()) return fallback;
   uint64_t value = 0;
   if (!absl::SimpleAtoi(it->second, &value)) {
-    return Bad(absl::StrCat("--", flag, "=", it->second, " is no number"));
+    return Bad(absl::StrCat("--", flag, "=", it->second, " is not a number"));
   }
   return value;
 }
@@ -72,7 +82,7 @@ absl::StatusOr<Duration> Arguments::Time(const std::string& flag, Duration fallb
   if (!absl::ParseDuration(it->second, &value) || value <= absl::ZeroDuration() ||
       value > absl::Hours(24)) {
     return Bad(absl::StrCat("--", flag, "=", it->second,
-                            " is no time; write 500ms or 5s, more than 0 and at most 24h"));
+                            " is not a time; write 500ms or 5s, more than 0 and at most 24h"));
   }
   return absl::ToChronoNanoseconds(value);
 }
@@ -82,12 +92,15 @@ absl::StatusOr<Arguments> Arguments::Parse(const std::vector<std::string>& words
   Arguments out;
   for (size_t i = 0; i < words.size(); ++i) {
     const std::string& word = words[i];
-    if (!absl::StartsWith(word, "--")) return Bad(absl::StrCat("'", word, "' is no command here"));
+    if (!absl::StartsWith(word, "--")) {
+      return Bad(
+          absl::StrCat("'", word, "' is not a flag; flags are --name=value or --name value"));
+    }
     const size_t equals = word.find('=');
     const std::string name = word.substr(2, equals == word.npos ? equals : equals - 2);
     const auto spec =
         std::find_if(specs.begin(), specs.end(), [&](const FlagSpec& s) { return s.name == name; });
-    if (spec == specs.end()) return Bad(absl::StrCat("--", name, " is no flag here"));
+    if (spec == specs.end()) return Bad(absl::StrCat("--", name, " is not a flag of this command"));
     if (spec->value.empty()) {
       if (equals != word.npos) return Bad(absl::StrCat("--", name, " takes no value"));
       out.flags_[name] = "";
@@ -114,14 +127,17 @@ int RunCommand(const Command& root, const std::vector<std::string>& words) {
     absl::StrAppend(&path, " ", node->name);
   }
   const std::vector<std::string> rest(words.begin() + static_cast<ptrdiff_t>(at), words.end());
-  if (std::any_of(rest.begin(), rest.end(),
-                  [](const std::string& w) { return w == "--help" || w == "-h" || w == "help"; })) {
+  const bool asked_by_word = !rest.empty() && rest[0] == "help";
+  if (asked_by_word || std::any_of(rest.begin(), rest.end(), [](const std::string& word) {
+        return word == "--help" || word == "-h";
+      })) {
     std::fputs(Help(*node, path).c_str(), stdout);
     return kExitOk;
   }
+  if (!rest.empty() && (!node->run || !absl::StartsWith(rest[0], "-"))) {
+    return UsageError(NotACommand(rest[0], *node), path);
+  }
   if (!node->run) {
-    if (!rest.empty())
-      return UsageError(Bad(absl::StrCat("'", rest[0], "' is no command here")), path);
     std::fputs(Help(*node, path).c_str(), stderr);
     return kExitUsage;
   }

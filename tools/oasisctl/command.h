@@ -1,4 +1,4 @@
-// The tree of nouns and verbs, and what a command line gives its commands.
+// The tree of commands, and the flags that a command line gives them.
 #pragma once
 
 #include <functional>
@@ -19,14 +19,14 @@ enum ExitCode {
   kExitRefused = 1,      // the daemon answered with an error
   kExitUsage = 2,        // the command line is wrong
   kExitUnreachable = 3,  // no daemon answered within the timeout
-  kExitNotServing = 4,   // health: it answers and does not serve
+  kExitNotServing = 4,   // health: the daemon answers but does not serve
   kExitUnfit = 5,        // doctor: a check failed
 };
 
 // One flag of a command.
 struct FlagSpec {
   std::string name;
-  std::string value;  // what stands after '=' in the help; empty: the flag takes no value
+  std::string value;  // what the help shows after '='; empty: the flag takes no value
   std::string help;
 };
 
@@ -35,7 +35,7 @@ class Arguments {
  public:
   bool Has(const std::string& flag) const { return flags_.contains(flag); }
   std::string Get(const std::string& flag, const std::string& fallback = "") const;
-  // `fallback` when the flag is not given. Error: INVALID_ARGUMENT naming it.
+  // `fallback` when the flag is not given. Error: INVALID_ARGUMENT naming the flag.
   absl::StatusOr<uint64_t> Number(const std::string& flag, uint64_t fallback) const;
   // "500ms", "5s".
   absl::StatusOr<Duration> Time(const std::string& flag, Duration fallback) const;
@@ -50,14 +50,14 @@ class Arguments {
 
 // Thread contract: a plain value, built once.
 //
-// A node has children (a noun) or a `run` (a verb), or both: then `run` is what the noun does when
-// no verb follows. Every node prints its own help on --help.
+// A node has children or a `run`, or both: then `run` is what it does when no child is named. Every
+// node prints its own help on --help and -h.
 struct Command {
   std::string name;
   std::string help;  // one line
-  std::vector<FlagSpec> flags;
-  std::function<int(const Arguments&)> run;
-  std::vector<Command> children;
+  std::vector<FlagSpec> flags = {};
+  std::function<int(const Arguments&)> run = nullptr;
+  std::vector<Command> children = {};
 };
 
 // Runs the node that `words` name; returns the exit code. Help goes to stdout, errors to stderr.

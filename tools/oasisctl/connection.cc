@@ -26,10 +26,10 @@ constexpr uint16_t kDefaultPort = 7400;
 
 std::vector<FlagSpec> CommonFlags() {
   return {{"address", "HOST:PORT",
-           absl::StrCat("The daemon's control address; else $OASISKV_ADDRESS, else ",
-                        kDefaultAddress, ".")},
-          {"timeout", "TIME", "How long to wait for an answer (5s)."},
-          {"json", "", "Print JSON; sizes in bytes, times in milliseconds."}};
+           absl::StrCat("The daemon's control address. Default: $OASISKV_ADDRESS, or ",
+                        kDefaultAddress, " without it.")},
+          {"timeout", "TIME", "How long to wait for an answer. Default: 5s."},
+          {"json", "", "Print JSON; sizes are in bytes, times in milliseconds."}};
 }
 
 struct Connection::Impl {
@@ -53,7 +53,7 @@ struct Connection::Impl {
     if (const auto it = trailers.find("oasiskv-error-code"); it != trailers.end()) {
       int code = 0;
       if (absl::SimpleAtoi(absl::string_view(it->second.data(), it->second.size()), &code)) {
-        // The message begins with the code's name already, as the daemon's MakeError put it there.
+        // The daemon's MakeError has put the code's name before the message already.
         const std::string name = absl::StrCat(ErrorCodeName(static_cast<ErrorCode>(code)), ": ");
         std::string message = status.error_message();
         if (message.rfind(name, 0) == 0) message = message.substr(name.size());
@@ -64,7 +64,7 @@ struct Connection::Impl {
         status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
       return MakeError(ErrorCode::kPeerLost,
                        absl::StrCat("no daemon answers at ", address, " (", status.error_message(),
-                                    "); is oasiskvd running there? --address says where to ask"));
+                                    "); is oasiskvd running there? Set another with --address"));
     }
     return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   }
@@ -126,7 +126,7 @@ absl::StatusOr<std::string> Connection::Health() {
 
 absl::Status Connection::WatchCapacity(
     Duration interval, const std::function<bool(const v1::GetCapacityResponse&)>& got) {
-  // A watch has no end of its own; only its beginning has a deadline.
+  // A watch never ends by itself, so only its first answer has a deadline.
   v1::GetCapacityResponse response;
   OASISKV_RETURN_IF_ERROR(GetCapacity(response));
   grpc::ClientContext context;

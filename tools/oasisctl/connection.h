@@ -1,4 +1,4 @@
-// One daemon's Admin, KvMemory and Health services, as commands ask them.
+// One daemon's Admin, KvMemory and Health services, as the commands call them.
 #pragma once
 
 #include <functional>
@@ -22,7 +22,7 @@ class ListSequencesResponse;
 
 namespace oasiskv::oasisctl {
 
-// --address, --timeout and --json, which every command has.
+// --address, --timeout and --json: flags of every command that asks a daemon.
 std::vector<FlagSpec> CommonFlags();
 
 // Thread contract: used by one thread at a time.
@@ -31,7 +31,7 @@ std::vector<FlagSpec> CommonFlags();
 // answered.
 class Connection {
  public:
-  // From --address, else $OASISKV_ADDRESS, else 127.0.0.1:7400. Does not connect yet. Error:
+  // To --address, or $OASISKV_ADDRESS, or 127.0.0.1:7400. Does not connect yet. Error:
   // INVALID_ARGUMENT.
   static absl::StatusOr<Connection> Make(const Arguments& arguments);
   Connection(Connection&&) noexcept;
@@ -55,9 +55,9 @@ class Connection {
   std::unique_ptr<Impl> impl_;
 };
 
-// Prints the error for people and returns the exit code that goes with it.
+// Prints the error to stderr and returns its exit code.
 int Report(const absl::Status& status);
-// The same for what the command line has wrong.
+// The same for an error in the command line.
 int Usage(const absl::Status& status);
 
 }  // namespace oasiskv::oasisctl

@@ -21,7 +21,7 @@ int Run(const Arguments& arguments) {
   if (!serving.ok()) return Report(serving.status());
   v1::DescribeResponse daemon;
   v1::GetCapacityResponse capacity;
-  // A daemon that touches its pool answers Health only.
+  // A daemon that is still touching its pool answers only Health.
   absl::Status status = connection->Describe(daemon);
   if (status.ok()) status = connection->GetCapacity(capacity);
   const bool starting = ErrorCodeOf(status) == ErrorCode::kDraining;
@@ -65,12 +65,12 @@ int Run(const Arguments& arguments) {
 }  // namespace
 
 Command HealthCommand() {
-  Command out;
-  out.name = "health";
-  out.help = "Whether the daemon serves, and which it is; exit code 4 when it does not.";
-  out.flags = CommonFlags();
-  out.run = Run;
-  return out;
+  return {.name = "health",
+          .help =
+              "Shows whether the daemon serves, and which daemon it is. Exit code 4: it does "
+              "not serve.",
+          .flags = CommonFlags(),
+          .run = Run};
 }
 
 }  // namespace oasiskv::oasisctl

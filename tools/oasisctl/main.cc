@@ -1,4 +1,4 @@
-// oasisctl: asks a daemon about itself. README.md has the commands and exit codes.
+// oasisctl: asks a daemon about its state. README.md has the commands and exit codes.
 #include <string>
 #include <vector>
 
@@ -6,12 +6,12 @@
 
 int main(int argc, char** argv) {
   using namespace oasiskv::oasisctl;
-  Command root;
-  root.name = "oasisctl";
-  root.help =
-      "Asks a running oasiskvd about its memory, sequences, grants and health, and the machine "
-      "about what a daemon needs.";
-  root.children = {CapacityCommand(), SequencesCommand(), GrantsCommand(), HealthCommand(),
-                   DoctorCommand()};
+  const Command root = {
+      .name = "oasisctl",
+      .help =
+          "Shows the memory, sequences, grants and health of a running oasiskvd, and checks "
+          "whether this machine can run one.",
+      .children = {CapacityCommand(), SequencesCommand(), GrantsCommand(), HealthCommand(),
+                   DoctorCommand()}};
   return RunCommand(root, std::vector<std::string>(argv + 1, argv + argc));
 }

@@ -64,8 +64,7 @@ OASISKV_API int oasiskv_set_log_level(int level);
 /* CRC32C (RFC 3720) of size bytes, continued from seed (0 to start). */
 OASISKV_API uint32_t oasiskv_crc32c(const void* data, size_t size, uint32_t seed);
 
-/* --- Geometry and identity
- * ------------------------------------------------------------------------------------------ */
+/* --- Geometry and identity -------------------------------------------------------------------- */
 
 enum { OASISKV_FLOAT16 = 1, OASISKV_BFLOAT16 = 2, OASISKV_FLOAT32 = 3 };
 enum { OASISKV_KEY_THEN_VALUE = 1, OASISKV_LATENT = 2 };
@@ -98,9 +97,7 @@ typedef struct oasiskv_layout {
 } oasiskv_layout;
 OASISKV_API int oasiskv_geometry_layout(const oasiskv_geometry* geometry, oasiskv_layout* out);
 
-/* --- Client
- * ---------------------------------------------------------------------------------------------------------
- */
+/* --- Client ----------------------------------------------------------------------------------- */
 
 typedef struct oasiskv_client oasiskv_client;
 enum {
@@ -118,30 +115,36 @@ typedef struct oasiskv_client_options {
   uint64_t read_timeout_ms;  /* 0: 10,000 */
   uint64_t lease_ms;         /* 0: the daemon's default */
   uint32_t verify_checksums; /* 1: check CRC32C of every entry where the writer gave them */
-  /* verbs: this side's device. */
+  /* verbs: this side's device, its port and the entry of the port's GID table. */
   const char* verbs_device; /* NULL: the first with an active port */
   uint32_t verbs_port;      /* 0: the device's first active one */
   uint32_t verbs_gid_given; /* 1: verbs_gid_index counts; 0: one is chosen */
   uint32_t verbs_gid_index;
-  uint64_t verbs_peer_timeout_ms; /* unacknowledged for so long: lost; 0: 500 */
+  /* verbs: the connection is lost when a request is not acknowledged for so long. 0: 500 */
+  uint64_t verbs_peer_timeout_ms;
 } oasiskv_client_options;
 
 typedef struct oasiskv_client_stats {
   size_t struct_size;
-  uint64_t reads, writes, pieces, requests;
+  uint64_t reads, writes;    /* batches */
+  uint64_t pieces, requests; /* pieces asked for; requests after neighbours were joined */
   uint64_t bytes_read, bytes_written, request_bytes;
-  uint64_t grant_checks;
+  uint64_t grant_checks; /* grant words looked at after data */
   uint64_t stale_reads, expired_reads, deadline_reads, failed_reads;
   uint64_t checksums_verified, checksum_failures;
   uint64_t reconnects, renewals, grants_lost;
-  uint64_t timed_reads, prepare_ns, post_ns, wire_ns; /* sums over batches that counted */
-  uint64_t bytes_direct, bytes_bounced; /* verbs: straight to registered memory; copied */
+  /* Sums over timed_reads successful batches: checking and joining, handing work to the fabric, and
+   * from there to the last byte and the grant check. */
+  uint64_t timed_reads, prepare_ns, post_ns, wire_ns;
+  /* verbs: bytes that moved straight to or from registered memory, and through a copy. */
+  uint64_t bytes_direct, bytes_bounced;
 } oasiskv_client_stats;
 
 OASISKV_API int oasiskv_client_connect(const oasiskv_client_options* options, oasiskv_client** out);
 OASISKV_API void oasiskv_client_free(oasiskv_client* client); /* NULL is fine */
 OASISKV_API int oasiskv_client_health(oasiskv_client* client);
-/* One line into buffer, cut to size with a final 0. */
+/* One line into buffer (daemon, version, fabric and why it was chosen), cut to size with a final
+ * 0. */
 OASISKV_API int oasiskv_client_describe(oasiskv_client* client, char* buffer, size_t size);
 OASISKV_API int oasiskv_client_stats_get(oasiskv_client* client, oasiskv_client_stats* out);
 OASISKV_API int oasiskv_client_release_sequence(oasiskv_client* client, const char* name,
@@ -151,24 +154,21 @@ OASISKV_API int oasiskv_client_abort(oasiskv_client* client, const char* name,
                                      const oasiskv_identity* identity, const char* reason,
                                      uint32_t* grants_revoked);
 
-/* --- Registered buffers
- * ---------------------------------------------------------------------------------------------
- */
+/* --- Registered buffers ----------------------------------------------------------------------- */
 
 typedef struct oasiskv_buffer oasiskv_buffer;
 
-/* Fetches of every reader of this client into these bytes then land there without a copy of the
- * fabric's own (verbs; elsewhere it does nothing). Renewed on each new connection. The memory stays
- * mapped until the buffer is freed; it is pinned meanwhile. oasiskv/buffer.h says more. */
+/* With verbs, fetches into these bytes by any reader of this client need no copy; with the other
+ * fabrics it does nothing. Renewed on each new connection. The caller keeps the memory mapped until
+ * the buffer is freed; it is pinned until then. oasiskv/buffer.h says more. */
 OASISKV_API int oasiskv_buffer_register(oasiskv_client* client, void* memory, size_t size,
                                         oasiskv_buffer** out);
-/* *direct becomes 1 when fetches land in it without a copy over the connection of this moment. */
+/* *direct becomes 1 when, over the present connection, fetches land in it without a copy. */
 OASISKV_API int oasiskv_buffer_direct(oasiskv_buffer* buffer, uint32_t* direct);
-/* Unregisters; fetches in flight end as they would have. The client may have been freed before. */
+/* Unregisters; fetches in flight end as they would have. The client may be freed before it. */
 OASISKV_API void oasiskv_buffer_free(oasiskv_buffer* buffer);
 
-/* --- Producer: the prefill side
- * ------------------------------------------------------------------------------------- */
+/* --- Producer: the prefill side --------------------------------------------------------------- */
 
 typedef struct oasiskv_producer oasiskv_producer;
 
@@ -177,21 +177,21 @@ typedef struct oasiskv_producer_spec {
   const char* name;
   const oasiskv_identity* identity;
   const oasiskv_geometry* geometry;
-  uint32_t blocks;
-  uint32_t checksums;
-  uint64_t lease_ms;
+  uint32_t blocks;    /* frames to reserve now */
+  uint32_t checksums; /* 1: give the daemon a CRC32C of every entry */
+  uint64_t lease_ms;  /* 0: the client's */
 } oasiskv_producer_spec;
 
-/* Element (token t, head h, dim d) lies at base + t * token_stride + h * head_stride + d * element
- * size. */
+/* Element (token t, head h, dim d) lies at
+ *   base + t * token_stride + h * head_stride + d * element size, strides in bytes. */
 typedef struct oasiskv_kv_view {
   const void* base;
   int64_t token_stride;
   int64_t head_stride;
 } oasiskv_kv_view;
 
-/* How the query heads of a KV head are combined; OASISKV_COMBINE_NORMALIZED_MAX takes each head's
- * own best score from its scores first (oasiskv/selection.h says why). */
+/* How the scores of the query heads of one KV head are combined. OASISKV_COMBINE_NORMALIZED_MAX
+ * first subtracts each head's own best score from its scores (oasiskv/selection.h says why). */
 enum {
   OASISKV_COMBINE_MAX = 0,
   OASISKV_COMBINE_MEAN = 1,
@@ -227,13 +227,12 @@ OASISKV_API int oasiskv_producer_commit_written(oasiskv_producer* producer);
 OASISKV_API int oasiskv_producer_commit(oasiskv_producer* producer, uint32_t first_layer,
                                         uint32_t layer_count, uint32_t first_block,
                                         uint32_t block_count);
-/* The sealed sequence lives until it is released; the daemon releases it itself when nobody has it
- * attached for its --unattended_ttl (10 minutes unless set). */
+/* The sealed sequence lives until it is released. The daemon releases it by itself when no reader
+ * has it attached for the daemon's --unattended_ttl (default: 10 minutes). */
 OASISKV_API int oasiskv_producer_seal(oasiskv_producer* producer, const oasiskv_seal_spec* spec);
 OASISKV_API int oasiskv_producer_abort(oasiskv_producer* producer, const char* reason);
 
-/* --- Reader: the decode side
- * ---------------------------------------------------------------------------------------- */
+/* --- Reader: the decode side ------------------------------------------------------------------ */
 
 typedef struct oasiskv_reader oasiskv_reader;
 typedef struct oasiskv_fetch oasiskv_fetch;
@@ -242,11 +241,11 @@ typedef struct oasiskv_reader_spec {
   size_t struct_size;
   const char* name;
   const oasiskv_identity* identity;
-  const oasiskv_geometry* geometry; /* expected */
+  const oasiskv_geometry* geometry; /* what the shard must have */
   uint32_t first_head;
-  uint32_t head_count; /* 0: all */
-  uint64_t lease_ms;
-  uint64_t wait_for_seal_ms; /* 0: take it as it is */
+  uint32_t head_count;       /* 0: all */
+  uint64_t lease_ms;         /* 0: the client's */
+  uint64_t wait_for_seal_ms; /* 0: attach at once, also while it is open */
 } oasiskv_reader_spec;
 
 typedef struct oasiskv_reader_info {
@@ -297,9 +296,7 @@ OASISKV_API int oasiskv_fetch_cancel(oasiskv_fetch* fetch);
 /* Cancels if it is still running; after it nothing writes to the buffers. */
 OASISKV_API void oasiskv_fetch_free(oasiskv_fetch* fetch);
 
-/* --- Working set
- * ----------------------------------------------------------------------------------------------------
- */
+/* --- Working set ------------------------------------------------------------------------------ */
 
 typedef struct oasiskv_source oasiskv_source;
 typedef struct oasiskv_working_set oasiskv_working_set;
@@ -307,8 +304,8 @@ enum { OASISKV_HOST_CACHE_AUTO = 0, OASISKV_HOST_CACHE_ALWAYS = 1, OASISKV_HOST_
 enum { OASISKV_MODE_CAPPED = 0, OASISKV_MODE_EXACT = 1 };
 enum { OASISKV_LATE_WAIT = 0, OASISKV_LATE_SKIP = 1 };
 enum { OASISKV_LOSS_FAIL = 0, OASISKV_LOSS_DEGRADE = 1 };
-/* What a working set keeps key summaries as; FLOAT8 is E4M3, rounded outward, and wants a head_dim
- * that is a multiple of 16 (oasiskv/selection.h says what it costs). */
+/* The element type of a working set's key summaries. FLOAT8 is E4M3, rounded outward; head_dim must
+ * then be a multiple of 16 (oasiskv/selection.h says what it costs). */
 enum { OASISKV_SUMMARIES_AS_KEYS = 0, OASISKV_SUMMARIES_FLOAT8 = 1 };
 
 typedef struct oasiskv_source_options {
@@ -322,8 +319,8 @@ typedef struct oasiskv_source_stats {
   uint64_t remote_bytes, remote_entries, host_hits, host_bytes, written_back;
 } oasiskv_source_stats;
 
-/* Joins readers (shards) into the heads of one decode rank, in order. The source keeps the
- * attachments alive: the reader handles may be freed afterwards. */
+/* Joins readers (shards) into the heads of one decode rank, in order. The source keeps what the
+ * readers are attached to: the reader handles may be freed afterwards. */
 OASISKV_API int oasiskv_source_make(oasiskv_reader* const* readers, size_t count,
                                     const oasiskv_source_options* options, oasiskv_source** out);
 OASISKV_API void oasiskv_source_free(oasiskv_source* source);

@@ -1,9 +1,9 @@
 /* The C ABI of the working set on a GPU, beside oasiskv.h and under its rules.
  *
- * oasiskv/gpu_working_set.h says more about every call. Streams are cudaStream_t; pointers into
- * device memory (or into host memory that the device may use) stay as they are until the work that
- * was enqueued with them is done. Only admit, leave, the statistics and snapshot wait for the
- * device. A library that was built without CUDA answers OASISKV_UNSUPPORTED at create. */
+ * oasiskv/gpu_working_set.h says more about every call. Streams are cudaStream_t. Memory that a
+ * call is given (device memory, or host memory that the device may use) must stay unchanged until
+ * the work that was enqueued with it is done. Only admit, leave, the statistics and snapshot wait
+ * for the device. In a library built without CUDA, create returns OASISKV_UNSUPPORTED. */
 #ifndef OASISKV_OASISKV_GPU_H_
 #define OASISKV_OASISKV_GPU_H_
 
@@ -18,9 +18,9 @@ enum { OASISKV_QUERY_FLOAT32 = 0, OASISKV_QUERY_BFLOAT16 = 1, OASISKV_QUERY_FLOA
 enum { OASISKV_MISS_DEMAND = 0, OASISKV_MISS_DROP = 1, OASISKV_MISS_REPORT = 2 };
 
 /* Token t of page p of head h of request slot s lies at
- *   k + physical(s, p) * page_stride + h * head_stride + t * token_stride   (bytes), v likewise,
- * where physical is table[s * (K + 1) + p], or s * (K + 1) + p when table is NULL; page K is the
- * local block. */
+ *   k + physical(s, p) * page_stride + h * head_stride + t * token_stride, strides in bytes,
+ * and likewise from v. physical(s, p) is table[s * (K + 1) + p], or s * (K + 1) + p when table is
+ * NULL. Page K is the local block. */
 typedef struct oasiskv_gpu_pages {
   void* k;
   void* v; /* NULL for latent packing */
@@ -37,10 +37,10 @@ typedef struct oasiskv_gpu_working_set_options {
   const oasiskv_gpu_pages* pages; /* [layers]; NULL: the working set allocates them */
   uint32_t gather_ctas;           /* 0: 4 */
   uint32_t gather_threads;        /* 0: 1,024 */
-  int32_t priority;               /* of the background streams, lower goes first */
+  int32_t priority;               /* of the background streams; lower runs first */
   uint32_t local_only;            /* 1: sources are this host's memory only */
   uint64_t max_host_bytes;        /* pinned memory for blocks; 0: no limit */
-  uint32_t predict_processors;    /* multiprocessors of scores and selection alone; 0: shared */
+  uint32_t predict_processors;    /* multiprocessors for scores and selection; 0: no such part */
 } oasiskv_gpu_working_set_options;
 
 typedef struct oasiskv_gpu_rows {
@@ -50,8 +50,8 @@ typedef struct oasiskv_gpu_rows {
   uint32_t max_rows;
 } oasiskv_gpu_rows;
 
-/* What predict_processors leaves to the engine's step; the stream lives as long as the working
- * set. */
+/* The multiprocessors that predict_processors leaves to the engine's step. The stream lives as long
+ * as the working set. */
 typedef struct oasiskv_gpu_foreground {
   size_t struct_size;
   void* stream; /* a CUDA stream on these multiprocessors alone; NULL without that option */
@@ -59,11 +59,11 @@ typedef struct oasiskv_gpu_foreground {
 } oasiskv_gpu_foreground;
 
 typedef struct oasiskv_gpu_slot_state {
-  uint64_t clock;
+  uint64_t clock;        /* selections so far */
   uint32_t complete;     /* blocks before the local one */
   uint32_t local_tokens; /* valid tokens of the local block */
-  int32_t promoted;
-  uint32_t pending;
+  int32_t promoted;      /* between select and transfer: the completed local block; else -1 */
+  uint32_t pending;      /* 1 between select and the end of transfer */
 } oasiskv_gpu_slot_state;
 
 typedef struct oasiskv_gpu_layer_view {

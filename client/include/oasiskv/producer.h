@@ -19,14 +19,14 @@ struct ProducerSpec {
   std::string name;  // unique among live sequences of the tenant
   Identity identity;
   Geometry geometry;
-  uint32_t blocks = 0;                // frames to reserve now; more by Extend
+  uint32_t blocks = 0;                // frames to reserve now; Extend reserves more
   bool checksums = false;             // give the daemon a CRC32C of every entry
   std::chrono::nanoseconds lease{0};  // 0: the client's
 };
 
-// Keys (or values) of consecutive tokens in the caller's memory: element (token t, head h, dim d)
-// of the geometry's element type lies at base + t * token_stride + h * head_stride + d * element
-// size. Strides in bytes.
+// Keys (or values) of consecutive tokens in the caller's memory, in the geometry's element type:
+// element (token t, head h, dim d) lies at
+//   base + t * token_stride + h * head_stride + d * element size, strides in bytes.
 struct KvView {
   const std::byte* base = nullptr;
   int64_t token_stride = 0;
@@ -35,9 +35,9 @@ struct KvView {
 
 struct SealSpec {
   uint64_t token_count = 0;
-  // Queries of the first decode step after RoPE, float32 [layers][query_heads][head_dim] (what the
-  // extra decode step of the prefill side gives). With them the per-head top-K is computed here and
-  // published; null: none.
+  // Queries of the first decode step after RoPE, float32 [layers][query_heads][head_dim], as an
+  // extra decode step on the prefill side gives them. From them each head's top-K is computed here
+  // and published; null: no top-K.
   const float* first_queries = nullptr;
   uint32_t query_heads = 0;
   GroupCombine combine = GroupCombine::kMax;
@@ -49,33 +49,33 @@ struct SealSpec {
 // Thread contract: not safe for concurrent use, but different Producers may be used at the same
 // time.
 //
-// The sequence exists from Client::Open on. It is either sealed, after which the handle is spent,
-// or thrown away: dropping an unsealed Producer aborts the sequence. Nothing that was not written
-// whole can be committed.
+// The sequence exists from Client::Open on. It ends either sealed, after which the handle has no
+// more use, or thrown away: destroying an unsealed Producer aborts the sequence. Only what was
+// written whole can be committed.
 class OASISKV_EXPORT Producer {
  public:
   Producer(Producer&&) noexcept;
   Producer& operator=(Producer&&) noexcept;
   ~Producer();
 
-  // Reserves `blocks` more. CAPACITY leaves everything as it was.
+  // Reserves `blocks` more. After CAPACITY everything is as before.
   absl::Status Extend(uint32_t blocks);
   // Writes tokens [first_token, first_token + tokens) of one layer, packs them into entries and
-  // builds the summaries of the blocks they complete. For each layer tokens come in order without
-  // gap (INVALID_ARGUMENT names the expected token). For Packing::kLatent `values` is ignored.
-  // OUT_OF_RANGE beyond the reserved blocks. Returns when the bytes are in place.
+  // builds the summaries of the blocks they complete. For each layer tokens come in order without a
+  // gap. For Packing::kLatent `values` is ignored. Returns when the bytes are in place. Errors:
+  // INVALID_ARGUMENT (out of order; names the expected token), OUT_OF_RANGE (beyond the reserved
+  // blocks).
   absl::Status WriteTokens(LayerIndex layer, uint64_t first_token, uint32_t tokens, KvView keys,
                            KvView values);
-  // Publishes every block whose tokens are all written (per layer). The partly filled last block is
-  // published by Seal.
+  // Publishes, for each layer, every block whose tokens are all written. Seal publishes a last block
+  // that is only partly filled.
   absl::Status CommitWritten();
-  // Publishes layers x blocks; NOT_COMMITTED, naming the first, when one of them is not written
-  // whole.
+  // Publishes layers x blocks. Errors: NOT_COMMITTED (one is not written whole; names the first).
   absl::Status Commit(LayerIndex first_layer, uint32_t layer_count, BlockIndex first_block,
                       uint32_t block_count);
   // Commits what is left, publishes token count, first top-K and blob, and ends the writer's grant.
-  // The sequence then lives until it is released; the daemon releases it itself when nobody has it
-  // attached for its --unattended_ttl (10 minutes unless set).
+  // The sequence then lives until it is released. The daemon releases it by itself when no reader
+  // has it attached for the daemon's --unattended_ttl (default: 10 minutes).
   absl::Status Seal(const SealSpec& spec);
   // Throws the sequence away.
   absl::Status Abort(const std::string& reason);

@@ -20,10 +20,10 @@ namespace oasiskv {
 struct ReaderSpec {
   std::string name;
   Identity identity;
-  Geometry geometry;  // what is expected of the shard; compared field by field
+  Geometry geometry;                          // what the shard must have; compared field by field
   uint32_t first_head = 0, head_count = 0;    // heads of the shard to attach; count 0: all
   std::chrono::nanoseconds lease{0};          // 0: the client's
-  std::chrono::nanoseconds wait_for_seal{0};  // 0: take it as it is, also while open
+  std::chrono::nanoseconds wait_for_seal{0};  // 0: attach at once, also while it is open
 };
 
 // One whole entry. Heads are counted within the shard.
@@ -34,13 +34,13 @@ struct EntryRead {
   std::byte* into = nullptr;  // geometry.entry_bytes()
 };
 
-// A grant's frames as memory of this process that may be read in place. Bytes count only if the
-// grant word still holds the epoch when it is looked at *after* they were read.
+// A grant's frames as memory of this process that may be read in place. Bytes that were read are
+// valid only if the grant word still holds the epoch when it is looked at *after* the read.
 struct LocalFrames {
   std::vector<const std::byte*> frames;  // by block, geometry.frame_bytes() each
   const uint64_t* grant_word = nullptr;
   uint64_t epoch = 0;
-  // The whole mappings that hold them: never writable, mapped as long as `keep` is held.
+  // The whole mappings that hold the frames: never writable, mapped as long as `keep` is held.
   std::vector<std::span<const std::byte>> mappings;
   std::shared_ptr<const void> keep;
 };
@@ -55,24 +55,24 @@ struct LayerRead {
 
 // Thread contract: used by one thread at a time.
 //
-// A batch in flight. After Wait or Cancel has returned, or the destructor has run, nothing writes
-// to its buffers any more.
+// A batch in flight. Once Wait or Cancel has returned, or the destructor has run, nothing writes to
+// its buffers any more.
 class OASISKV_EXPORT PendingFetch {
  public:
   virtual ~PendingFetch() = default;
   virtual bool Done() = 0;
-  // OK: all bytes are there and the grant was still valid after they had arrived. Otherwise the
-  // buffers mean nothing.
+  // OK: all bytes are there and the grant was still valid after they had arrived. On an error the
+  // buffers hold nothing of use.
   virtual absl::Status Wait() = 0;
   virtual void Cancel() = 0;
 };
 
 // Thread contract: safe for concurrent use.
 //
-// A reader's grant: while it lives, the frames stay. Every fetch ends within its deadline and
-// before the lease ends by this process's own clock. Errors of every fetch: NOT_COMMITTED,
-// OUT_OF_RANGE, FOREIGN (a head outside the attached range), STALE, LEASE_EXPIRED,
-// DEADLINE_EXCEEDED, PEER_LOST, CHECKSUM_MISMATCH; messages name the index in the list.
+// A reader's grant: while it lives, the frames stay. Every fetch ends by its deadline, and before
+// the lease ends by this process's own clock. Errors of every fetch: NOT_COMMITTED, OUT_OF_RANGE,
+// FOREIGN (a head outside the attached range), STALE, LEASE_EXPIRED, DEADLINE_EXCEEDED, PEER_LOST,
+// CHECKSUM_MISMATCH; messages name the index in the list.
 class OASISKV_EXPORT Reader {
  public:
   Reader(Reader&&) noexcept;
@@ -80,7 +80,7 @@ class OASISKV_EXPORT Reader {
   ~Reader();  // releases the grant (in the background)
 
   using TimePoint = std::chrono::steady_clock::time_point;
-  // Deadline of the client's read_timeout from now.
+  // Now plus the client's read_timeout.
   TimePoint DefaultDeadline() const;
 
   std::unique_ptr<PendingFetch> FetchEntries(std::span<const EntryRead> entries,
@@ -90,16 +90,16 @@ class OASISKV_EXPORT Reader {
   // [block][layer][head][min|max][head_dim].
   absl::Status FetchSummaries(BlockIndex first, uint32_t count, std::byte* into,
                               TimePoint deadline);
-  // A top-K list as predictors make them: blocks[i] of one layer and head into `into + i * stride`.
-  // Items of -1 are padding and leave their place untouched, a block named twice is fetched once
-  // and copied, any other number out of range is OUT_OF_RANGE naming its index.
+  // A top-K list as predictors make it: blocks[i] of one layer and head goes to
+  // `into + i * stride` (bytes). For -1, which is padding, nothing is written; a block named twice
+  // is fetched once and copied; any other number out of range is OUT_OF_RANGE with its index.
   absl::Status FetchTopK(LayerIndex layer, HeadIndex head, std::span<const int32_t> blocks,
                          std::byte* into, int64_t stride, TimePoint deadline);
-  // Client::RegisterBuffer of the client that this reader was made from.
+  // Client::RegisterBuffer of this reader's client.
   absl::StatusOr<RegisteredBuffer> RegisterBuffer(std::span<std::byte> memory);
-  // Where the frames lie in this process; UNSUPPORTED unless local().
+  // Where the frames are in this process; UNSUPPORTED unless local().
   absl::StatusOr<LocalFrames> Frames() const;
-  // Gives the grant back now. Fetches after it are STALE; those in flight are cancelled first.
+  // Gives the grant back now, after cancelling the fetches in flight. Later fetches are STALE.
   absl::Status Release();
 
   const Geometry& geometry() const;  // of the shard
@@ -108,10 +108,10 @@ class OASISKV_EXPORT Reader {
   bool sealed() const;
   uint64_t token_count() const;  // 0 while open
   uint32_t blocks() const;
-  bool local() const;  // read over shm: the frames are this host's memory
+  bool local() const;  // read over shm: the frames are in this host's memory
   bool IsCommitted(LayerIndex layer, BlockIndex block) const;
   uint32_t first_topk_k() const;  // 0: the producer gave none
-  // First decode step's top-K, [layer][head of the shard][k], best first, -1 for none.
+  // The first decode step's top-K, [layer][head of the shard][k], best first, -1 for none.
   std::span<const int32_t> first_topk() const;
   const std::string& blob() const;
   // OK, or why the grant is not usable now: LEASE_EXPIRED while renewals fail (it may come back),

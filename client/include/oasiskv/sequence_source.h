@@ -1,4 +1,4 @@
-// One request's KV wherever it lies: remote shards, and decode-side host memory.
+// One request's KV, wherever it is: in remote shards and in host memory of the decode side.
 #pragma once
 
 #include <chrono>
@@ -25,8 +25,8 @@ struct SourceStats {
   uint64_t written_back = 0;  // decoded entries stored
 };
 
-// Heads [first_head, first_head + head_count) of a source whose frames are this host's memory. The
-// entry of block b, layer l and head h begins at
+// Heads [first_head, first_head + head_count) of a source whose frames are in this host's memory.
+// The entry of block b, layer l and head h begins at
 //   memory.frames[b] + entry_offset + l * layer_stride + (h - first_head) * entry_bytes.
 struct LocalPart {
   uint32_t first_head = 0, head_count = 0;
@@ -36,32 +36,32 @@ struct LocalPart {
 
 // Thread contract: safe for concurrent use.
 //
-// What a WorkingSet draws on. Geometry is the decode rank's: its heads are counted from 0 over all
-// parts.
+// Where a WorkingSet fetches a request's blocks from. The geometry is the decode rank's: heads are
+// counted from 0 over all parts.
 class OASISKV_EXPORT EntrySource {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
   virtual ~EntrySource() = default;
   virtual const Geometry& geometry() const = 0;
   virtual uint64_t token_count() const = 0;  // of the prefill
-  // Entries of prefill blocks and of blocks that were written back. The batch spans shards; each
+  // Entries of prefill blocks and of blocks that were written back. A batch may span shards; each
   // shard's grant is checked.
   virtual std::unique_ptr<PendingFetch> Fetch(std::span<const EntryRead> entries,
                                               TimePoint deadline) = 0;
   // All prefill blocks' summaries, into [block][layer][head][min|max][head_dim].
   virtual absl::Status FetchSummaries(std::byte* into, TimePoint deadline) = 0;
-  // First decode step's top-K [layer][head][k] in the rank's heads; empty when the producer gave
-  // none.
+  // The first decode step's top-K, [layer][head][k] in the rank's heads; empty when the producer
+  // gave none.
   virtual std::vector<int32_t> FirstTopK(uint32_t* k) const = 0;
-  // A block that decoding completed: entries [head], in the frame's layout. May be called per layer
-  // in any order.
+  // Stores a block that decoding completed: entries and summaries [head], in the frame's layout.
+  // Layers may come in any order.
   virtual absl::Status WriteBack(BlockIndex block, LayerIndex layer,
                                  std::span<const std::byte> entries,
                                  std::span<const std::byte> summaries) = 0;
   // True: fetched entries stay in this host's memory, so that an admission pulls whole layer-blocks
   // of the union instead of each head's own entries.
   virtual bool KeepsFetched() const { return false; }
-  // All heads, when all of them may be read in place; else empty.
+  // All heads, when all of them can be read in place; else empty.
   virtual absl::StatusOr<std::vector<LocalPart>> LocalEntries() const {
     return std::vector<LocalPart>();
   }
@@ -75,22 +75,22 @@ struct SourcePart {
 };
 
 enum class HostCachePolicy {
-  kAuto,  // keep fetched entries unless every part is read over shm (its memory is this host's
-          // already)
+  // Keep fetched entries, unless every part is read over shm and so is in this host's memory anyway.
+  kAuto,
   kAlways,
   kNever,
 };
 
 struct SequenceSourceOptions {
   HostCachePolicy host_cache = HostCachePolicy::kAuto;
-  uint64_t host_cache_bytes =
-      uint64_t{4} << 30;  // limit of one request; beyond it fetched entries are not kept (counted)
+  // Limit of one request; fetched entries beyond it are not kept.
+  uint64_t host_cache_bytes = uint64_t{4} << 30;
 };
 
-// Joins parts into the heads of one decode rank: part 0's heads first. All parts must agree in
-// everything but kv_heads and first_head, cover heads without gap, and hold equal token counts.
-// INVALID_ARGUMENT or GEOMETRY_MISMATCH naming the part. A block crosses the network at most once;
-// decoded blocks live in the HostCache.
+// Joins parts into the heads of one decode rank, part 0's heads first. All parts must agree in
+// everything but kv_heads and first_head, cover the heads without a gap, and have equal token
+// counts. Entries that the HostCache keeps cross the network once; decoded blocks are kept there.
+// Errors: INVALID_ARGUMENT, GEOMETRY_MISMATCH, which name the part.
 OASISKV_EXPORT absl::StatusOr<std::shared_ptr<EntrySource>> MakeSequenceSource(
     std::vector<SourcePart> parts, const SequenceSourceOptions& options);
 

@@ -4,9 +4,9 @@
     producer = client.open("request-1/0", identity, geometry, blocks=64)      # prefill side
     reader = client.attach("request-1/0", identity, geometry)                 # decode side
 
-Every call that can wait drops the GIL. Failed calls raise the subclass of `OasisError` that goes with the
-code (oasiskv.Stale, oasiskv.LeaseExpired, ...). Arrays are numpy arrays; where memory is handed in, anything
-with the buffer interface or a raw address (int) is taken as well.
+Every call that can wait releases the GIL. Failed calls raise the subclass of `OasisError` for their error code
+(oasiskv.Stale, oasiskv.LeaseExpired, ...). Arrays are numpy arrays; memory arguments may also be anything with
+the buffer interface, or an address (int).
 """
 
 from oasiskv.client import Buffer, Client, Fabric

@@ -12,22 +12,24 @@ from oasiskv.reader import Reader
 
 
 class Fabric(enum.IntEnum):
-    AUTO = 0  # shm on the daemon's own host, else verbs where there is RDMA, else ucx
+    AUTO = 0  # shm on the daemon's host, else verbs if both sides have RDMA, else ucx
     SHM = 1
     UCX = 2
     VERBS = 3
 
 
 def milliseconds(seconds: float) -> int:
-    """Seconds to whole milliseconds; more than 0 never becomes 0, which would mean the default."""
+    """Seconds to whole milliseconds, at least 1 for a time above 0; 0 stays 0, which means the default."""
     if seconds < 0:
-        raise ValueError(f"a time of {seconds} s")
+        raise ValueError(f"a time is {seconds} s; it must not be negative")
     return max(1, round(seconds * 1000)) if seconds else 0
 
 
 class Buffer(Handle):
-    """Registered memory, made by Client.register_buffer; it keeps the memory alive. Close it when no more is fetched
-    there. Thread contract: one thread at a time."""
+    """Thread contract: one thread at a time.
+
+    Registered memory, made by Client.register_buffer. It keeps the memory alive; close it after the last fetch.
+    """
 
     _kind = "buffer"
 
@@ -37,7 +39,7 @@ class Buffer(Handle):
 
     @property
     def direct(self) -> bool:
-        """Whether fetches land in it without a copy of the fabric's own, over the connection of this moment."""
+        """Whether, over the present connection, fetches land in it without a copy."""
         out = ctypes.c_uint32()
         call("buffer_direct", self.raw, ctypes.byref(out))
         return bool(out.value)
@@ -48,9 +50,12 @@ class Buffer(Handle):
 
 
 class Client(Handle):
-    """Thread contract: safe for concurrent use. Times are seconds; 0 means the default.
+    """Thread contract: safe for concurrent use.
 
-    The verbs_ arguments name this side's RDMA device, port and GID; the defaults have them chosen.
+    `address` is host:port or [v6]:port of the daemon. Times are seconds; 0 means the default: rpc_timeout 5, read_timeout
+    10, lease the daemon's, verbs_peer_timeout 0.5. The other verbs_ arguments name this side's RDMA device, port and GID
+    table entry; by default they are chosen. Raises PeerLost (no daemon answers), Unsupported (the daemon does not serve
+    `fabric`, or there is no device for it) and InvalidArgument.
     """
 
     _kind = "client"
@@ -72,7 +77,10 @@ class Client(Handle):
 
     def open(self, name: str, identity: Identity, geometry: Geometry, blocks: int = 0, *, checksums: bool = False,
              lease: float = 0) -> Producer:
-        """A new sequence with `blocks` frames reserved. Raises AlreadyExists, Capacity, Draining, InvalidArgument."""
+        """Makes a new sequence, with frames for `blocks` blocks. `lease` in seconds, 0: the client's.
+
+        Raises AlreadyExists, Capacity, Draining, InvalidArgument, PeerLost.
+        """
         out = ctypes.c_void_p()
         spec = native.CProducerSpec(
             name=text(name), identity=ctypes.pointer(identity.to_c()), geometry=ctypes.pointer(geometry.to_c()),
@@ -83,9 +91,11 @@ class Client(Handle):
 
     def attach(self, name: str, identity: Identity, geometry: Geometry, *, first_head: int = 0, head_count: int = 0,
                lease: float = 0, wait_for_seal: float = 0) -> Reader:
-        """A reader's grant to (a head range of) a sequence. `geometry` is the shard's as the caller expects it.
+        """Attaches to a sequence, or to `head_count` of its heads from `first_head` on (0: all).
 
-        Raises NotFound, NotSealed, GeometryMismatch, IdentityMismatch, OutOfRange, Capacity.
+        `geometry` is what the shard must have. `wait_for_seal`: seconds to wait until it is sealed; 0: attach at once,
+        also while it is written. Raises NotFound, NotSealed, GeometryMismatch, IdentityMismatch, OutOfRange, Capacity,
+        WrongState, PeerLost.
         """
         out = ctypes.c_void_p()
         spec = native.CReaderSpec(
@@ -97,22 +107,22 @@ class Client(Handle):
         return Reader(out, geometry)
 
     def release_sequence(self, name: str, identity: Identity) -> bool:
-        """The request has ended. False when there was no such sequence (any more)."""
+        """Ends the sequence: no new attach; frames are freed when the last reader is gone. False: there was none."""
         released = ctypes.c_uint32()
         call("client_release_sequence", self.raw, text(name), ctypes.byref(identity.to_c()), ctypes.byref(released))
         return released.value > 0
 
     def abort(self, name: str, identity: Identity, reason: str = "") -> int:
-        """Revokes every grant of the sequence at once; gives their number."""
+        """Throws the sequence away: revokes all its grants at once, and returns their number."""
         revoked = ctypes.c_uint32()
         call("client_abort", self.raw, text(name), ctypes.byref(identity.to_c()), text(reason), ctypes.byref(revoked))
         return revoked.value
 
     def register_buffer(self, memory, nbytes: int = 0) -> Buffer:
-        """Fetches into `memory` then land there without a copy of the fabric's own (verbs; elsewhere it does nothing).
+        """With verbs, fetches into `memory` then need no copy; with the other fabrics it does nothing.
 
-        `memory` is a writable buffer (nbytes 0: all of it) or an address with its nbytes, which must stay mapped until
-        the Buffer is closed. It is pinned meanwhile. Raises Capacity when no more memory may be locked.
+        `memory` is a writable buffer (nbytes 0: all of it), or an address and its nbytes, which must stay mapped until
+        the Buffer is closed. It is pinned until then. Raises Capacity when no more memory may be locked.
         """
         if not isinstance(memory, int):
             nbytes = nbytes or memoryview(memory).nbytes
@@ -121,7 +131,7 @@ class Client(Handle):
         return Buffer(out, memory)
 
     def health(self) -> None:
-        """Returns when the daemon answers as far as is known; raises PeerLost otherwise."""
+        """Raises PeerLost when the daemon is known to be lost."""
         call("client_health", self.raw)
 
     def describe(self) -> str:
@@ -131,7 +141,7 @@ class Client(Handle):
         return buffer.value.decode(errors="replace")
 
     def stats(self) -> dict:
-        """Counters since the client was made (names: oasiskv_client_stats)."""
+        """Counters since the client was made; oasiskv_client_stats in oasiskv.h has their names."""
         out = native.CClientStats()
         call("client_stats_get", self.raw, ctypes.byref(out))
         return out.as_dict()

@@ -1,4 +1,4 @@
-"""Arrays in GPU memory and streams, of whatever library: no such library is needed here."""
+"""Arrays in GPU memory and streams of any library (torch, cupy, ...), without importing one."""
 
 import ctypes
 from dataclasses import dataclass, field
@@ -10,8 +10,9 @@ _DEVICES = (2, 3, 13)
 
 @dataclass(frozen=True)
 class DeviceArray:
-    """An address with shape and type. `kind` is "f", "bf" (bfloat16), "i" or "u"; strides are in elements. What holds the
-    memory is kept alive; other libraries take it by `__cuda_array_interface__`."""
+    """An address with shape and type. `kind` is "f", "bf" (bfloat16), "i" or "u"; `itemsize` is in bytes, strides are in
+    elements. It keeps `owner`, which holds the memory, alive. Other libraries read it through
+    `__cuda_array_interface__` (bfloat16 as uint16)."""
 
     address: int
     shape: tuple
@@ -28,7 +29,7 @@ class DeviceArray:
                 "strides": strides, "version": 3}
 
     def row_stride(self, what: str) -> int:
-        """Elements from one row to the next; a row must be contiguous. 0 where rows follow each other."""
+        """Elements from one row to the next; 0: rows follow each other. Raises ValueError unless a row is contiguous."""
         if self.strides is None:
             return 0
         expected = 1
@@ -40,8 +41,8 @@ class DeviceArray:
 
 
 def device_array(value, what: str) -> DeviceArray:
-    """`value` as a DeviceArray: one itself, an object with __cuda_array_interface__ or with DLPack in GPU (or pinned)
-    memory. Raises TypeError naming `what` otherwise; a bare address (int) has no shape and is the caller's to pass."""
+    """`value` as a DeviceArray: a DeviceArray, or an object in GPU or pinned memory with DLPack or
+    __cuda_array_interface__. Raises TypeError naming `what` otherwise, also for an address (int), which has no shape."""
     if isinstance(value, DeviceArray):
         return value
     if hasattr(value, "__dlpack__") and value.__dlpack_device__()[0] in _DEVICES:
@@ -49,8 +50,8 @@ def device_array(value, what: str) -> DeviceArray:
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is None:
         raise TypeError(
-            f"{what} is {type(value).__name__}; an array in GPU memory (DLPack or __cuda_array_interface__), an "
-            "oasiskv.DeviceArray or an address (int) is needed"
+            f"{what} is {type(value).__name__}; needed is an array in GPU memory (DLPack or __cuda_array_interface__), "
+            "an oasiskv.DeviceArray or an address (int)"
         )
     typestr = interface["typestr"]
     itemsize = int(typestr[2:])
@@ -60,15 +61,15 @@ def device_array(value, what: str) -> DeviceArray:
 
 
 def address(value, what: str) -> int:
-    """Of an int, None (0) or anything that device_array takes."""
+    """The address of an int, of None (0), or of anything that device_array takes."""
     if value is None:
         return 0
     return value if isinstance(value, int) else device_array(value, what).address
 
 
 def stream_handle(stream) -> int:
-    """A cudaStream_t as an int: an int itself, or an object of torch (cuda_stream), cupy (ptr) or with
-    __cuda_stream__; None is the legacy default stream."""
+    """A cudaStream_t as an int: of an int, a stream of torch (cuda_stream) or cupy (ptr), or an object with
+    __cuda_stream__. None is the legacy default stream. Raises TypeError otherwise."""
     if stream is None:
         return 0
     if isinstance(stream, int):
@@ -96,12 +97,12 @@ _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def _from_dlpack(value, what: str) -> DeviceArray:
-    # The capsule is not consumed, so it gives its memory up by itself; until then it is the array's owner. stream=-1: no
-    # synchronization, because the order of the work is the caller's.
+    # The capsule is not consumed, so it frees its memory itself; the array keeps it alive. stream=-1: no synchronization,
+    # because the caller orders the work.
     capsule = value.__dlpack__(stream=-1)
     tensor = _DLTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
     if tensor.code not in _KINDS or tensor.lanes != 1 or tensor.bits % 8 != 0:
-        raise TypeError(f"{what} has DLPack type {tensor.code} of {tensor.bits} bits, which nothing here takes")
+        raise TypeError(f"{what} has DLPack type {tensor.code} of {tensor.bits} bits, which is not supported")
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
     return DeviceArray((tensor.data or 0) + tensor.byte_offset, shape, _KINDS[tensor.code], tensor.bits // 8, strides,

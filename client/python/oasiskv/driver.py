@@ -1,5 +1,5 @@
-"""As much of the CUDA driver as a program needs to feed a GpuWorkingSet from numpy: pinned arrays, which the GPU reads in
-place, and a stream. For tests, tools and CPU-side engines; an engine on the GPU has its own."""
+"""The part of the CUDA driver that a program needs to use a GpuWorkingSet from numpy: pinned arrays, which the GPU reads
+in place, and a stream. For tests and tools; an engine on the GPU has its own."""
 
 import ctypes
 
@@ -35,8 +35,8 @@ class Driver:
             raise DriverMissing(f"{name}: {text.value.decode() if text.value else code}")
 
     def pinned(self, shape, dtype) -> np.ndarray:
-        """A zeroed array in pinned memory, never freed while the process lives; array.ctypes.data is its address for
-        the GPU, too."""
+        """A zeroed array in pinned memory, which is not freed before the process ends. array.ctypes.data is its address
+        for the GPU, too."""
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize
         memory = ctypes.c_void_p()
         portable_and_mapped = 3
@@ -47,15 +47,15 @@ class Driver:
         return array
 
     def stream(self) -> int:
-        """A stream that does not wait for the default one."""
+        """A new cudaStream_t, which does not wait for the default stream."""
         out = ctypes.c_void_p()
         self._call("cuStreamCreate", ctypes.byref(out), 1)
         return out.value
 
     def read(self, array: DeviceArray) -> np.ndarray:
-        """A host copy of a C-contiguous array in GPU memory. Does not wait for what writes it: synchronize() does."""
+        """A host copy of a C-contiguous array in GPU memory. Call synchronize() first if a stream still writes it."""
         if array.strides is not None:
-            raise ValueError(f"{array} is not known to be C-contiguous")
+            raise ValueError(f"{array} has strides; a C-contiguous array without strides is needed")
         out = np.empty(array.shape, f"{'u' if array.kind == 'bf' else array.kind}{array.itemsize}")
         self._call("cuMemcpyDtoH_v2", ctypes.c_void_p(out.ctypes.data), ctypes.c_uint64(array.address),
                    ctypes.c_size_t(out.nbytes))

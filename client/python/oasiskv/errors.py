@@ -2,7 +2,7 @@
 
 
 class OasisError(Exception):
-    """A failed call. `code` is the number, `name` the code's name; the text says what to do."""
+    """A failed call. `code` is the error code's number, `name` its name."""
 
     code = 0
     name = "UNSPECIFIED"
@@ -17,12 +17,12 @@ def _define(class_name: str, code: int, name: str, doc: str, *bases):
     return cls
 
 
-InvalidArgument = _define("InvalidArgument", 1, "INVALID_ARGUMENT", "Mend the call; the text names the field.", ValueError)
+InvalidArgument = _define("InvalidArgument", 1, "INVALID_ARGUMENT", "A field is wrong; the text names it.", ValueError)
 GeometryMismatch = _define("GeometryMismatch", 2, "GEOMETRY_MISMATCH", "Prefill and decode disagree on a field.", ValueError)
 IdentityMismatch = _define("IdentityMismatch", 3, "IDENTITY_MISMATCH", "Model, revision or tenant differ.", ValueError)
 OutOfRange = _define("OutOfRange", 4, "OUT_OF_RANGE", "Outside the sequence; nothing was moved.", IndexError)
-Foreign = _define("Foreign", 5, "FOREIGN", "The entry is not in the attached heads, or another's grant was used.")
-PermissionDenied = _define("PermissionDenied", 6, "PERMISSION_DENIED", "Wrong direction, or the user may not connect.")
+Foreign = _define("Foreign", 5, "FOREIGN", "The head is not attached, or it is another client's grant.")
+PermissionDenied = _define("PermissionDenied", 6, "PERMISSION_DENIED", "A write with a reader's grant, or the reverse; or a user that may not connect.")
 AlreadyExists = _define("AlreadyExists", 7, "ALREADY_EXISTS", "A live sequence has this name.")
 Unsupported = _define("Unsupported", 8, "UNSUPPORTED", "This daemon cannot do that.")
 NotCommitted = _define("NotCommitted", 20, "NOT_COMMITTED", "Not written or committed yet: attach again later.")
@@ -31,10 +31,10 @@ Capacity = _define("Capacity", 22, "CAPACITY", "No memory, or a limit reached: b
 Draining = _define("Draining", 23, "DRAINING", "The daemon drains: use another one.")
 DeadlineExceeded = _define("DeadlineExceeded", 24, "DEADLINE_EXCEEDED", "The deadline passed.", TimeoutError)
 Cancelled = _define("Cancelled", 25, "CANCELLED", "The caller cancelled.")
-Stale = _define("Stale", 40, "STALE", "The grant is gone: attach again. Nothing that was read counts.")
-LeaseExpired = _define("LeaseExpired", 41, "LEASE_EXPIRED", "The lease ended: attach again. Nothing that was read counts.")
+Stale = _define("Stale", 40, "STALE", "The grant is gone: discard what was read, attach again.")
+LeaseExpired = _define("LeaseExpired", 41, "LEASE_EXPIRED", "The lease ended: discard what was read, attach again.")
 NotFound = _define("NotFound", 42, "NOT_FOUND", "No such sequence: recompute.", LookupError)
-WrongState = _define("WrongState", 43, "WRONG_STATE", "The state of the sequence or handle forbids the call.")
+WrongState = _define("WrongState", 43, "WRONG_STATE", "The state of the sequence or handle does not allow the call.")
 PeerLost = _define("PeerLost", 60, "PEER_LOST", "The daemon is gone or cannot be reached: connect again.", ConnectionError)
 ChecksumMismatch = _define("ChecksumMismatch", 80, "CHECKSUM_MISMATCH", "The bytes differ from what was written: report it.")
 Internal = _define("Internal", 81, "INTERNAL", "An invariant did not hold: report it.")

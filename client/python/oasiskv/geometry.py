@@ -1,4 +1,4 @@
-"""Geometry and identity of a sequence (design words: oasiskv/geometry.h)."""
+"""Geometry and identity of a sequence, as in oasiskv/geometry.h."""
 
 import ctypes
 import enum
@@ -25,17 +25,17 @@ class Packing(enum.IntEnum):
 
 
 class Combine(enum.IntEnum):
-    """How the query heads of one GQA group make one score."""
+    """How the scores of the query heads of one GQA group are combined into one."""
 
     MAX = 0
     MEAN = 1
     SUM = 2
-    NORMALIZED_MAX = 3  # each head's scores less that head's own best, then the maximum
+    NORMALIZED_MAX = 3  # the maximum, after subtracting each head's own best score from its scores
 
 
 def bound_weight_to_c(weight: float) -> float:
-    """How much of a summary's range counts in a score: 1 the upper bound, 0 the middle (oasiskv/selection.h has the
-    formula). The C ABI keeps 0 for the default and takes a negative number for 0."""
+    """How much of a summary's range counts in a score: 1 is the upper bound, 0 the middle (oasiskv/selection.h has the
+    formula). In the C ABI 0 means the default, and a negative number means 0."""
     if not 0 <= weight <= 1:
         raise ValueError(f"bound_weight is {weight}; it must be between 0 and 1 (1: the bound)")
     return weight if weight > 0 else -1.0
@@ -43,7 +43,7 @@ def bound_weight_to_c(weight: float) -> float:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Shape of one shard's KV. `first_head` and `total_kv_heads` place the shard in the model (default: all of it)."""
+    """Shape of one shard's KV. `first_head` and `total_kv_heads` say which heads of the model it has (default: all)."""
 
     layers: int
     kv_heads: int
@@ -72,7 +72,7 @@ class Geometry:
 
     @property
     def entry_bytes(self) -> int:
-        """One block of one layer and head: all keys, then all values."""
+        """Bytes of one block of one layer and head: all keys, then all values."""
         return self._layout().entry_bytes
 
     @property
@@ -83,16 +83,18 @@ class Geometry:
 
     @property
     def summary_bytes(self) -> int:
+        """Bytes of the minimum and maximum key of one entry."""
         return self._layout().summary_bytes
 
     @property
     def frame_bytes(self) -> int:
+        """Bytes of one block of all layers and heads, with summaries."""
         return self._layout().frame_bytes
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What the KV belongs to; equal shapes of another identity never mix."""
+    """What the KV belongs to; sequences of different identities never mix."""
 
     model: str
     revision: str = ""

@@ -1,4 +1,4 @@
-"""The working set in GPU memory (contracts: oasiskv/gpu_working_set.h)."""
+"""The working set in GPU memory; oasiskv/gpu_working_set.h has the full contracts."""
 
 import ctypes
 import enum
@@ -20,7 +20,7 @@ class QueryType(enum.IntEnum):
 
 
 class Miss(enum.IntEnum):
-    """What becomes of blocks of the true top-K that are not resident."""
+    """What happens to blocks of the true top-K that are not resident."""
 
     DEMAND = 0  # fetched before attention
     DROP = 1  # left out
@@ -43,7 +43,7 @@ class GpuPages:
 class Resolved:
     blocks: DeviceArray  # int32 [slots, kv_heads, K]: the true top-K, best first, -1 padding
     pages: DeviceArray  # int32 [max_rows, kv_heads, K]: the page that holds it, -1 missing
-    missing: DeviceArray  # uint32 [max_rows]
+    missing: DeviceArray  # uint32 [max_rows]: blocks that no page holds
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Snapshot:
     map: np.ndarray  # int32 [kv_heads, K]
     stamps: np.ndarray  # uint64 [kv_heads, K]
     predicted: np.ndarray  # int32 [kv_heads, K]
-    pages: np.ndarray  # [kv_heads, K + 1, halves, block_tokens, head_dim]
+    pages: np.ndarray  # [kv_heads, K + 1, 2 (K, V), block_tokens, head_dim]
     complete: int
     local_tokens: int
 
@@ -69,11 +69,16 @@ class Snapshot:
 class GpuWorkingSet(Handle):
     """Thread contract: one thread at a time.
 
-    A step, on one stream of the engine's: set_rows() when the batch has changed; per layer wait, append, [resolve],
-    submit, attention over the pages, attention_done; end_step. All but admit, leave, the statistics and snapshot only
-    enqueue, and can be captured in a CUDA graph (not set_rows). Arrays are in GPU memory or in pinned host memory: DLPack,
-    __cuda_array_interface__, oasiskv.DeviceArray, or an address (int, rows following each other). Streams are ints or
-    stream objects of torch or cupy.
+    A step, on one stream of the engine:
+
+        set_rows           when the batch has changed
+        for each layer:    wait, append, [resolve], submit, attention over the pages, attention_done
+        end_step
+
+    All calls but admit, leave, the statistics and snapshot only enqueue, and can be captured in a CUDA graph (set_rows
+    cannot). Arrays are in GPU memory or pinned host memory: DLPack, __cuda_array_interface__, oasiskv.DeviceArray, or an
+    address (int) of rows that follow each other. Streams are ints or stream objects of torch or cupy. Calls raise
+    InvalidArgument and WrongState; errors found on the GPU are raised by check().
     """
 
     _kind = "gpu_working_set"
@@ -82,8 +87,9 @@ class GpuWorkingSet(Handle):
                  max_new_tokens: int = 4096, pages=None, gather_ctas: int = 4, gather_threads: int = 1024,
                  priority: int = 0, local_only: bool = False, max_host_bytes: int = 0, predict_processors: int = 0,
                  **options):
-        """`options`: those of WorkingSet. `pages`: one GpuPages a layer; None: the working set has pages of its own.
-        `predict_processors`: multiprocessors that scores and selection keep to (see foreground); 0: all share all."""
+        """`options`: those of WorkingSet. `pages`: one GpuPages per layer; None: the working set allocates them.
+        `predict_processors`: multiprocessors for scores and selection alone (see foreground); 0: no such part.
+        Raises Unsupported (a library without CUDA, or no GPU) and Capacity (not enough GPU memory)."""
         self.geometry = geometry
         self.query_heads = query_heads
         self.resident_blocks = options.get("resident_blocks", 128)
@@ -113,21 +119,24 @@ class GpuWorkingSet(Handle):
 
     @property
     def foreground(self) -> tuple[int | None, int]:
-        """Stream handle and count of the multiprocessors that `predict_processors` leaves to the step; without that
-        option None and all of the device's. torch.cuda.ExternalStream takes the handle; it lives as long as this."""
+        """(stream handle, count) of the multiprocessors that `predict_processors` leaves to the step; without that option
+        (None, all of the device's). torch.cuda.ExternalStream takes the handle; it lives as long as this object."""
         out = native.CGpuForeground()
         call("gpu_working_set_foreground_get", self.raw, ctypes.byref(out))
         return out.stream, out.processors
 
     def admit(self, source: Source) -> int:
+        """As WorkingSet.admit; waits for its work, beside running steps."""
         slot = ctypes.c_uint32()
         call("gpu_working_set_admit", self.raw, source.raw, ctypes.byref(slot))
         return slot.value
 
     def leave(self, slot: int) -> None:
+        """Waits for what is enqueued on the step's stream, then frees the slot."""
         call("gpu_working_set_leave", self.raw, slot)
 
     def set_rows(self, slots, stream=None) -> None:
+        """The request slots of the following steps' rows, at most max_rows. Not in a capture."""
         rows = np.atleast_1d(np.ascontiguousarray(slots, dtype=np.uint32))
         call("gpu_working_set_set_rows", self.raw, rows.ctypes.data, len(rows), stream_handle(stream))
 
@@ -136,17 +145,17 @@ class GpuWorkingSet(Handle):
         keys_at, stride = self._tokens(keys, "keys")
         values_at, values_stride = self._tokens(None if self.geometry.packing == Packing.LATENT else values, "values")
         if values_at and values_stride != stride:
-            raise ValueError(f"keys have a row stride of {stride} elements, values of {values_stride}; both must agree")
+            raise ValueError(f"keys have a row stride of {stride} elements, values one of {values_stride}; they must be equal")
         call("gpu_working_set_append", self.raw, layer, keys_at, values_at, stride, stream_handle(stream))
 
     def submit(self, layer: int, queries, stream=None, query_type: QueryType = None) -> None:
-        """Queries that predict the next step: [rows, query_heads, head_dim]; `query_type` goes with a bare address.
-        They are read beside the stream: keep them as they are until the layer's next wait has passed there."""
+        """Queries that predict the next step: [rows, query_heads, head_dim]; give `query_type` with an address. They are
+        read while later work of the stream runs: do not change them until the layer's next wait is done there."""
         call("gpu_working_set_submit", self.raw, layer, *self._queries(queries, query_type), stream_handle(stream))
 
     def submit_topk(self, layer: int, topk, k: int = None, stream=None) -> None:
-        """int32 [rows, kv_heads, k] in GPU memory, best first, -1 for padding, kept as queries are; `k` goes with a
-        bare address."""
+        """int32 [rows, kv_heads, k] in GPU memory, best first, -1 for padding; give `k` with an address. Do not change
+        them, as for submit."""
         if not isinstance(topk, int):
             array = device_array(topk, "topk")
             if (array.kind, array.itemsize) != ("i", 4) or len(array.shape) != 3 or array.row_stride("topk") not in (
@@ -154,7 +163,7 @@ class GpuWorkingSet(Handle):
                 raise ValueError(f"topk is {array}; contiguous int32 [rows, kv_heads, k] is needed")
             topk, k = array.address, array.shape[2]
         elif k is None:
-            raise ValueError("topk is a bare address, but k is not given; it goes with an address")
+            raise ValueError("topk is an address, and k is not given; give k, the length of each list")
         call("gpu_working_set_submit_topk", self.raw, layer, topk, k, stream_handle(stream))
 
     def attention_done(self, layer: int, stream=None) -> None:
@@ -175,7 +184,7 @@ class GpuWorkingSet(Handle):
                         DeviceArray(out.missing, (self.max_rows,), "u", 4, owner=self))
 
     def sample_agreement(self, layer: int, queries, stream=None, query_type: QueryType = None) -> None:
-        """Capped mode: compares these (true) queries' top-K with the prediction made for this step."""
+        """Capped mode: compares the top-K of these true queries with the prediction that was made for this step."""
         call("gpu_working_set_sample_agreement", self.raw, layer, *self._queries(queries, query_type),
              stream_handle(stream))
 
@@ -196,7 +205,7 @@ class GpuWorkingSet(Handle):
         return DeviceArray(out.slots, (out.max_rows,), "i", 4, owner=self)
 
     def stats(self, slot: int = None) -> dict:
-        """Counters over all requests, or of one (names: oasiskv_working_set_stats)."""
+        """Counters over all requests, or of one; oasiskv_working_set_stats in oasiskv.h has their names."""
         out = native.CWorkingSetStats()
         if slot is None:
             call("gpu_working_set_stats_get", self.raw, ctypes.byref(out))
@@ -205,14 +214,14 @@ class GpuWorkingSet(Handle):
         return out.as_dict()
 
     def check(self) -> None:
-        """Raises the first thing that went wrong on the device or in a remote source since clear_error()."""
+        """Raises the first error on the GPU or of a remote source since clear_error()."""
         call("gpu_working_set_error", self.raw)
 
     def clear_error(self) -> None:
         call("gpu_working_set_clear_error", self.raw)
 
     def snapshot(self, layer: int, slot: int) -> Snapshot:
-        """Host copies of one slot and layer; waits for the device."""
+        """Host copies of one slot and layer; waits for the GPU."""
         g, k = self.geometry, self.resident_blocks
         arrays = {
             "map": np.empty((g.kv_heads, k), np.int32),

@@ -1,4 +1,4 @@
-"""Addresses of what the caller hands in: numpy arrays, other buffers, raw integers."""
+"""Addresses of the caller's memory: numpy arrays, other buffers, plain integers."""
 
 import ctypes
 
@@ -6,9 +6,9 @@ import numpy as np
 
 
 def address_of(memory, nbytes: int, writable: bool, what: str) -> int:
-    """The address of `memory`, which must be an int (trusted), or a C-contiguous buffer of at least `nbytes` bytes.
+    """The address of `memory`: an int (not checked), or a C-contiguous buffer of at least `nbytes` bytes.
 
-    Raises ValueError naming `what` when it is too small, not contiguous, or read-only where it will be written.
+    Raises ValueError naming `what` when it is too small, not contiguous, or read-only and `writable` is true.
     """
     if isinstance(memory, int):
         return memory
@@ -23,7 +23,7 @@ def address_of(memory, nbytes: int, writable: bool, what: str) -> int:
 
 
 def as_array(values, dtype, shape, what: str) -> np.ndarray:
-    """`values` as a C-contiguous array of exactly `dtype` and `shape` (None: any length there)."""
+    """`values` as a C-contiguous array of `dtype` and `shape` (None: any length). Raises ValueError naming `what`."""
     array = np.ascontiguousarray(values, dtype=dtype)
     if array.ndim != len(shape) or any(w is not None and w != h for w, h in zip(shape, array.shape)):
         wanted = "[" + ", ".join("any" if w is None else str(w) for w in shape) + "]"
@@ -32,7 +32,7 @@ def as_array(values, dtype, shape, what: str) -> np.ndarray:
 
 
 def view_at(address: int, shape, dtype, owner) -> np.ndarray:
-    """A read-only array over foreign memory; it keeps `owner` alive."""
+    """A read-only array over memory of the library; it keeps `owner` alive."""
     count = int(np.prod(shape))
     buffer = (ctypes.c_char * (count * np.dtype(dtype).itemsize)).from_address(address)
     buffer._oasiskv_owner = owner

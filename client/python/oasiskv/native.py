@@ -14,7 +14,7 @@ from oasiskv.errors import error_for
 
 
 def library_path() -> str:
-    """OASISKV_LIBRARY, or the library beside this file, or whatever the loader finds."""
+    """$OASISKV_LIBRARY, or the library beside this file, or the one that the loader finds."""
     named = os.environ.get("OASISKV_LIBRARY")
     if named:
         return named
@@ -23,7 +23,7 @@ def library_path() -> str:
 
 
 class Struct(ctypes.Structure):
-    """A structure of the C ABI: its first field is its own size."""
+    """A structure of the C ABI; its first field is its size."""
 
     def __init__(self, **fields):
         super().__init__(struct_size=ctypes.sizeof(self), **fields)
@@ -190,7 +190,7 @@ _HANDLE = c_void_p
 _OUT = POINTER(c_void_p)
 _ROWS = [_HANDLE, c_uint32, c_void_p, c_size_t]  # working set, layer, slots, rows
 
-# name without its oasiskv_ prefix -> argument types; all of these return a code
+# Name without oasiskv_ -> argument types. All of these return an error code.
 _FALLIBLE = {
     "set_log_level": [c_int],
     "geometry_layout": [POINTER(CGeometry), POINTER(CLayout)],
@@ -279,7 +279,7 @@ for _name in _FREES:
 
 
 def call(name: str, *args) -> None:
-    """Calls oasiskv_<name>; raises the error's class when it fails."""
+    """Calls oasiskv_<name>; raises the exception for its error code."""
     code = _FUNCTIONS[name](*args)
     if code != 0:
         raise error_for(code, _lib.oasiskv_last_error().decode(errors="replace"))
@@ -329,10 +329,10 @@ def set_log_level(level: int) -> None:
 
 
 def crc32c(data, seed: int = 0) -> int:
-    """CRC32C (RFC 3720) of anything with the buffer interface, continued from `seed`."""
+    """CRC32C (RFC 3720) of anything with the buffer interface, continued from `seed` (0 to start)."""
     view = memoryview(data)
     if view.nbytes == 0:
         return seed
-    # ctypes gives no address of a read-only buffer, numpy does. The array keeps the memory for the call.
+    # Through numpy, since ctypes gives no address of a read-only buffer. The array keeps the memory for the call.
     array = np.frombuffer(view.cast("B"), dtype=np.uint8)
     return _lib.oasiskv_crc32c(array.ctypes.data, array.size, seed)

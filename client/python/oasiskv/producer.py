@@ -11,7 +11,10 @@ from oasiskv.native import Handle, call, text
 
 
 class Producer(Handle):
-    """Made by Client.open. Thread contract: one thread at a time. Closing it before seal() aborts the sequence."""
+    """Thread contract: one thread at a time. Made by Client.open. Closing it before seal() aborts the sequence.
+
+    Besides what is said below, every call may raise Stale, LeaseExpired, WrongState and PeerLost.
+    """
 
     _kind = "producer"
 
@@ -20,14 +23,15 @@ class Producer(Handle):
         self.geometry = geometry
 
     def extend(self, blocks: int) -> None:
-        """Reserves `blocks` more frames; Capacity leaves everything as it was."""
+        """Reserves `blocks` more frames. Raises Capacity; then nothing has changed."""
         call("producer_extend", self.raw, blocks)
 
     def write_tokens(self, layer: int, first_token: int, keys: np.ndarray, values: np.ndarray = None) -> None:
         """Keys and values [tokens, kv_heads, head_dim] of consecutive tokens of one layer, in the geometry's dtype.
 
-        Any strides over tokens and heads; head_dim contiguous. For latent packing keys are [tokens, head_dim] and
-        there are no values. Tokens of a layer come in order.
+        Tokens and heads may have any stride; head_dim must be contiguous. For latent packing keys are [tokens, head_dim]
+        and there are no values. Tokens of a layer come in order. Raises InvalidArgument (out of order), OutOfRange
+        (beyond the reserved blocks), ValueError (shape or dtype).
         """
         tokens = keys.shape[0]
         call("producer_write_tokens", self.raw, layer, first_token, tokens, self._view(keys, tokens, "keys"),
@@ -35,23 +39,26 @@ class Producer(Handle):
 
     def write_tokens_at(self, layer: int, first_token: int, tokens: int, keys: int, values: int, token_stride: int,
                         head_stride: int) -> None:
-        """As write_tokens, from raw addresses; strides in bytes."""
+        """As write_tokens, from addresses; strides in bytes."""
         call("producer_write_tokens", self.raw, layer, first_token, tokens,
              native.CKvView(keys, token_stride, head_stride), native.CKvView(values, token_stride, head_stride))
 
     def commit_written(self) -> None:
-        """Publishes every whole block that was written."""
+        """Publishes every block whose tokens are all written."""
         call("producer_commit_written", self.raw)
 
     def commit(self, first_layer: int, layer_count: int, first_block: int, block_count: int) -> None:
-        """Publishes layers x blocks; NotCommitted when one of them is not written whole."""
+        """Publishes layers x blocks. Raises NotCommitted when one of them is not written whole."""
         call("producer_commit", self.raw, first_layer, layer_count, first_block, block_count)
 
     def seal(self, token_count: int, *, first_queries: np.ndarray = None, top_k: int = 128,
              combine: Combine = Combine.MAX, bound_weight: float = 1.0, blob: bytes = b"") -> None:
-        """Commits what is left and ends writing. `first_queries`, float32 [layers, query_heads, head_dim]: the first
-        decode step's queries after RoPE, of which the per-head top-K is computed and published. `combine` and
-        `bound_weight` (0 to 1) should be those of the decode side's working set."""
+        """Commits what is left and ends writing; the producer has no more use after it.
+
+        `first_queries`, float32 [layers, query_heads, head_dim]: the first decode step's queries after RoPE. From them each
+        head's top-K is computed and published. `combine` and `bound_weight` (0 to 1) should be the same as in the decode
+        side's working set. Raises NotCommitted when tokens are missing, and InvalidArgument.
+        """
         spec = native.CSealSpec(
             token_count=token_count, combine=combine, bound_weight=bound_weight_to_c(bound_weight), top_k=top_k,
             blob=blob, blob_size=len(blob),

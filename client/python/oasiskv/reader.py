@@ -9,19 +9,19 @@ from oasiskv.geometry import Geometry
 from oasiskv.memory import address_of
 from oasiskv.native import Handle, call
 
-# oasiskv_entry_read, laid out as the C compiler does.
+# The C structure oasiskv_entry_read.
 ENTRY_READ = np.dtype([("block", "<u4"), ("layer", "<u4"), ("head", "<u4"), ("into", "<u8")], align=True)
 
 
 class Fetch(Handle):
-    """A batch in flight. Thread contract: one thread at a time. After wait(), cancel() or close() nothing writes to
-    its buffers any more."""
+    """Thread contract: one thread at a time. A batch in flight; after wait(), cancel() or close() nothing writes to its
+    buffers any more."""
 
     _kind = "fetch"
 
     def __init__(self, pointer, memory):
         super().__init__(pointer)
-        self._memory = memory  # lives as long as the library may write to it
+        self._memory = memory  # kept alive as long as the library may write to it
 
     def done(self) -> bool:
         out = ctypes.c_uint32()
@@ -29,7 +29,7 @@ class Fetch(Handle):
         return bool(out.value)
 
     def wait(self) -> None:
-        """Returns when all bytes are there and the grant was still valid afterwards; raises otherwise."""
+        """Returns when all bytes are there and the grant was still valid after that. Raises as Reader.fetch does."""
         call("fetch_wait", self.raw)
 
     def cancel(self) -> None:
@@ -37,7 +37,12 @@ class Fetch(Handle):
 
 
 class Reader(Handle):
-    """Made by Client.attach. Thread contract: safe for concurrent use. Timeouts are seconds, 0: the client's."""
+    """Thread contract: safe for concurrent use. Made by Client.attach. Timeouts are seconds, 0: the client's.
+
+    Fetches raise NotCommitted, OutOfRange, Foreign (a head that is not attached), Stale, LeaseExpired, DeadlineExceeded,
+    PeerLost and ChecksumMismatch; after an error the destination holds nothing of use. Heads are counted within the shard.
+    `into` is a writable C-contiguous buffer or an address (int); None: a new array. Fetches return it.
+    """
 
     _kind = "reader"
 
@@ -58,24 +63,24 @@ class Reader(Handle):
         self.blob = ctypes.string_at(info.blob, info.blob_size) if info.blob_size else b""
 
     def entries_array(self, count: int) -> np.ndarray:
-        """A fresh array [count, halves, block_tokens, head_dim] that a fetch can fill."""
+        """A new array [count, 2 (K, V), block_tokens, head_dim] for a fetch (latent packing: 1 instead of 2)."""
         return np.empty((count, *self.geometry.entry_shape), dtype=self.geometry.dtype)
 
     def fetch(self, blocks, layers, heads, into=None, timeout: float = 0) -> np.ndarray:
-        """Entries (blocks[i], layers[i], heads[i]) into into[i]; scalars are spread. Gives `into`."""
+        """Fetches entry (blocks[i], layers[i], heads[i]) to into[i], shape as entries_array; scalars are broadcast."""
         reads, into = self._reads(blocks, layers, heads, into)
         call("reader_fetch", self.raw, reads.ctypes.data, len(reads), _ms(timeout))
         return into
 
     def fetch_start(self, blocks, layers, heads, into=None, timeout: float = 0):
-        """As fetch, at once: gives (Fetch, into)."""
+        """Starts what fetch does, and returns (Fetch, into) at once."""
         reads, into = self._reads(blocks, layers, heads, into)
         out = ctypes.c_void_p()
         call("reader_fetch_start", self.raw, reads.ctypes.data, len(reads), _ms(timeout), ctypes.byref(out))
         return Fetch(out, into), into
 
     def fetch_layers(self, block: int, first_layer: int = 0, layers: int = 0, into=None, timeout: float = 0):
-        """[layers, head_count, halves, block_tokens, head_dim] of one block; layers 0: all from first_layer on."""
+        """Fetches [layers, head_count, 2 (K, V), block_tokens, head_dim] of one block; layers 0: all from first_layer."""
         layers = layers or self.geometry.layers - first_layer
         if into is None:
             into = self.entries_array(layers * self.head_count)
@@ -87,7 +92,7 @@ class Reader(Handle):
         return into
 
     def fetch_summaries(self, first_block: int, blocks: int, into=None, timeout: float = 0) -> np.ndarray:
-        """[blocks, layers, head_count, 2 (min, max), head_dim]."""
+        """Fetches key summaries [blocks, layers, head_count, 2 (min, max), head_dim]."""
         g = self.geometry
         if into is None:
             into = np.empty((blocks, g.layers, self.head_count, 2, g.head_dim), dtype=g.dtype)
@@ -97,8 +102,8 @@ class Reader(Handle):
         return into
 
     def fetch_topk(self, layer: int, head: int, blocks, into=None, timeout: float = 0) -> np.ndarray:
-        """blocks[i] of one layer and head into into[i]. -1 is padding (its place is left as it was), a block named
-        twice is fetched once, another number out of range raises OutOfRange naming its index."""
+        """Fetches blocks[i] of one layer and head to into[i], shape as entries_array. -1 is padding, for which nothing is
+        written; a block named twice is fetched once. Another number out of range raises OutOfRange with its index."""
         blocks = np.ascontiguousarray(blocks, dtype=np.int32)
         if into is None:
             into = np.zeros((len(blocks), *self.geometry.entry_shape), dtype=self.geometry.dtype)
@@ -108,7 +113,7 @@ class Reader(Handle):
         return into
 
     def health(self) -> None:
-        """Raises what keeps the grant from being used now (LeaseExpired, Stale, PeerLost)."""
+        """Raises LeaseExpired, Stale or PeerLost when the grant cannot be used now."""
         call("reader_health", self.raw)
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""The decode side's working set (the step's order of calls: oasiskv/working_set.h)."""
+"""The decode side's working set; oasiskv/working_set.h has the order of calls in a step."""
 
 import ctypes
 import enum
@@ -33,15 +33,15 @@ class Loss(enum.IntEnum):
     DEGRADE = 1
 
 
-# What the working set keeps key summaries as. "fp8" is E4M3, rounded outward: half the memory of BF16; head_dim must be a
-# multiple of 16 (oasiskv/selection.h).
 _SUMMARIES = {"as_keys": 0, "fp8": 1}
 
 
 class Source(Handle):
-    """One request's KV: readers of one or several shards joined into a decode rank's heads, in order.
+    """Thread contract: safe for concurrent use.
 
-    Thread contract: safe for concurrent use. Keeps the attachments alive; the readers may be closed.
+    One request's KV: the readers of one or several shards, joined in order into a decode rank's heads. It stays attached
+    when the readers are closed. host_cache_bytes: limit of fetched entries kept in host memory; 0: 4 GiB.
+    Raises InvalidArgument and GeometryMismatch when the readers do not fit together.
     """
 
     _kind = "source"
@@ -54,7 +54,7 @@ class Source(Handle):
         super().__init__(out)
 
     def stats(self) -> dict:
-        """remote_bytes, remote_entries, host_hits, host_bytes, written_back."""
+        """Counters: remote_bytes, remote_entries, host_hits, host_bytes, written_back."""
         out = native.CSourceStats()
         call("source_stats_get", self.raw, ctypes.byref(out))
         return out.as_dict()
@@ -64,7 +64,7 @@ def options_to_c(geometry: Geometry, query_heads: int, *, resident_blocks: int =
                  mode: Mode = Mode.CAPPED, combine: Combine = Combine.MAX, bound_weight: float = 1.0,
                  late: Late = Late.WAIT, loss: Loss = Loss.FAIL, late_deadline: float = 5.0, max_requests: int = 1,
                  max_blocks: int = 8192, summaries: str = "as_keys", ranked_blocks: int = 0):
-    """What every backend of the working set is made with."""
+    """The options of every backend of the working set, as WorkingSet documents them."""
     return native.CWorkingSetOptions(
         geometry=ctypes.pointer(geometry.to_c()), query_heads=query_heads, resident_blocks=resident_blocks,
         fetch_ratio=fetch_ratio if fetch_ratio > 0 else -1.0, mode=mode, combine=combine, late=late, loss=loss,
@@ -81,22 +81,26 @@ def _summaries_to_c(summaries: str) -> int:
 
 @dataclass(frozen=True)
 class ResidentView:
-    """The pages of one request and layer. They are the working set's own memory: valid, and unchanged, from wait()
+    """The pages of one request and layer. The arrays are the working set's own memory: valid and unchanged from wait()
     to attention_done() of that layer."""
 
-    pages: np.ndarray  # [kv_heads, K + 1, halves, block_tokens, head_dim]; page K is the local block
+    pages: np.ndarray  # [kv_heads, K + 1, 2 (K, V), block_tokens, head_dim]; page K is the local block
     map: np.ndarray  # int32 [kv_heads, K]: the logical block of each page, -1 empty
-    local_tokens: int  # tokens of the local block that are valid
+    local_tokens: int  # valid tokens of the local block
     local_block: int
 
 
 class WorkingSet(Handle):
     """Thread contract: one thread drives the steps.
 
-    ranked_blocks: blocks that a prediction ranks, at most resident_blocks (0: as many); pages beyond them keep what was
-    ranked last. summaries: "as_keys", or "fp8" for E4M3, rounded outward (half the memory of BF16; head_dim a multiple of 16).
-    slots are request slots as admit() gave them, one per row; queries float32 [rows, query_heads, head_dim]; keys and
-    values [rows, kv_heads, head_dim] in the geometry's dtype.
+    resident_blocks: K, pages per layer and head. fetch_ratio: share of the ranked blocks that may change per step (capped
+    mode). ranked_blocks: blocks that a prediction ranks, at most K (0: K); the other pages keep blocks ranked before.
+    summaries: "as_keys", or "fp8" for E4M3, rounded outward (half the memory of BF16; head_dim a multiple of 16).
+    late_deadline: seconds. max_blocks: a request's blocks, decoded ones included.
+
+    In the calls, slots are the rows' request slots from admit(); queries are float32 [rows, query_heads, head_dim]; keys
+    and values are [rows, kv_heads, head_dim] in the geometry's dtype. They raise InvalidArgument and WrongState (wrong
+    order of calls), wait and resolve also what the source raises.
     """
 
     _kind = "working_set"
@@ -125,19 +129,23 @@ class WorkingSet(Handle):
         return out.value
 
     def admit(self, source: Source) -> int:
-        """Pulls summaries and the first working set; gives the request's slot."""
+        """Pulls summaries and the first working set; returns the request's slot. Raises Capacity (no free slot, or too
+        many blocks), GeometryMismatch, and what the source raises."""
         slot = ctypes.c_uint32()
         call("working_set_admit", self.raw, source.raw, ctypes.byref(slot))
         return slot.value
 
     def leave(self, slot: int) -> None:
+        """Ends a request: waits for its transfers and frees the slot."""
         call("working_set_leave", self.raw, slot)
 
     def wait(self, layer: int, slots) -> None:
+        """Waits for the transfer that the step before submitted for this step."""
         rows = _slots(slots)
         call("working_set_wait", self.raw, layer, rows.ctypes.data, len(rows))
 
     def append(self, layer: int, slots, keys: np.ndarray, values: np.ndarray = None) -> None:
+        """Adds each row's new token to its local block; no values for latent packing."""
         rows = _slots(slots)
         g = self.geometry
         shape = (len(rows), g.kv_heads, g.head_dim)
@@ -150,11 +158,11 @@ class WorkingSet(Handle):
         call("working_set_append", self.raw, layer, rows.ctypes.data, len(rows), keys.ctypes.data, values_address)
 
     def submit(self, layer: int, slots, queries: np.ndarray) -> None:
-        """Queries that predict the next step."""
+        """Predicts the next step with these queries, and starts its selection."""
         self._with_queries("working_set_submit", layer, slots, queries)
 
     def submit_topk(self, layer: int, slots, topk: np.ndarray) -> None:
-        """A ready list instead of queries: int32 [rows, kv_heads, k], -1 for padding."""
+        """As submit, with ready top-K lists: int32 [rows, kv_heads, k], -1 for padding."""
         rows = _slots(slots)
         topk = as_array(topk, np.int32, (len(rows), self.geometry.kv_heads, None), "topk")
         call("working_set_submit_topk", self.raw, layer, rows.ctypes.data, len(rows), topk.ctypes.data, topk.shape[2])
@@ -164,14 +172,16 @@ class WorkingSet(Handle):
         self._with_queries("working_set_resolve", layer, slots, queries)
 
     def sample_agreement(self, layer: int, slots, queries: np.ndarray) -> None:
-        """Capped mode: compares these (true) queries' top-K with the prediction made for this step."""
+        """Capped mode: compares the top-K of these true queries with the prediction that was made for this step."""
         self._with_queries("working_set_sample_agreement", layer, slots, queries)
 
     def attention_done(self, layer: int, slots) -> None:
+        """From here on the transfer for the next step may overwrite pages."""
         rows = _slots(slots)
         call("working_set_attention_done", self.raw, layer, rows.ctypes.data, len(rows))
 
     def view(self, layer: int, slot: int) -> ResidentView:
+        """The pages that attention reads."""
         out = native.CResidentView()
         call("working_set_view", self.raw, layer, slot, ctypes.byref(out))
         g, k = self.geometry, self.resident_blocks
@@ -183,7 +193,7 @@ class WorkingSet(Handle):
         )
 
     def stats(self) -> dict:
-        """Counters over all requests (names: oasiskv_working_set_stats)."""
+        """Counters over all requests; oasiskv_working_set_stats in oasiskv.h has their names."""
         out = native.CWorkingSetStats()
         call("working_set_stats_get", self.raw, ctypes.byref(out))
         return out.as_dict()
@@ -199,7 +209,7 @@ def _slots(slots) -> np.ndarray:
 
 
 def _same_dtype(array: np.ndarray, geometry: Geometry, shape, what: str) -> np.ndarray:
-    """Shape and dtype must be right as they are: a silent conversion of KV would change its bytes."""
+    """`array`, C-contiguous. Shape and dtype must match: a silent conversion of KV would change its bytes."""
     if array is None:
         raise ValueError(f"{what} are missing")
     if array.dtype != geometry.dtype:

@@ -1,5 +1,4 @@
-// The project's own error codes, carried by absl::Status as a payload and by the proto as
-// oasiskv.v1.ErrorCode.
+// The project's own error codes: a payload of absl::Status, and oasiskv.v1.ErrorCode in the proto.
 #pragma once
 
 #include <string>
@@ -52,8 +51,8 @@ OASISKV_EXPORT absl::StatusCode CanonicalCode(ErrorCode code);
 // name.
 OASISKV_EXPORT absl::Status MakeError(ErrorCode code, absl::string_view message);
 
-// The payload's code; kUnspecified for an OK status; for a status without a payload the nearest
-// code of its canonical one (so that an error of a library is never taken for success).
+// The payload's code; kUnspecified for an OK status. For an error without a payload, the code
+// nearest to its canonical code, so that an error of another library never looks like success.
 OASISKV_EXPORT ErrorCode ErrorCodeOf(const absl::Status& status);
 
 // `status` with "context: " put before its message; code and payload stay.

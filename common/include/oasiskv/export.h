@@ -2,5 +2,5 @@
 #pragma once
 
 #define OASISKV_EXPORT __attribute__((visibility("default")))
-// A class nested in an exported one is exported with it; this takes it back for an Impl.
+// A class nested in an exported one is exported with it; this hides an Impl again.
 #define OASISKV_HIDDEN __attribute__((visibility("hidden")))

@@ -24,10 +24,11 @@ OASISKV_EXPORT absl::string_view PackingName(Packing packing);
 
 // Thread contract: a plain value.
 //
-// One frame holds one block: entries [layer][head], then summaries [layer][head]. An entry is
-// K[block_tokens][head_dim] then V[block_tokens][head_dim] (or one latent array); a summary is
-// min[head_dim] then max[head_dim] of the entry's keys (latents), in the element type. All offsets
-// are in bytes from the frame's start and are computed, never listed.
+// One frame holds one block:
+//   entries [layer][head]    each K[block_tokens][head_dim], then V[block_tokens][head_dim]
+//                            (one array for kLatent)
+//   summaries [layer][head]  each min[head_dim], then max[head_dim] of the entry's keys (latents)
+// All in element_type. Offsets are in bytes from the frame's start and are computed, never listed.
 struct OASISKV_EXPORT Geometry {
   uint32_t layers = 0;
   uint32_t kv_heads = 0;  // of this shard; 1 for kLatent
@@ -38,19 +39,16 @@ struct OASISKV_EXPORT Geometry {
   uint32_t first_head = 0;      // the model's number of this shard's head 0
   uint32_t total_kv_heads = 0;  // of the model, over all shards
 
-  // INVALID_ARGUMENT naming the field, its value and the range; also when a frame would exceed
-  // kMaxFrameBytes.
+  // INVALID_ARGUMENT naming the field, its value and the range; also when a frame would be larger
+  // than kMaxFrameBytes.
   absl::Status Validate() const;
-  // GEOMETRY_MISMATCH naming the first field that differs and both values, *this being what the
-  // sequence has.
+  // *this is the sequence's. GEOMETRY_MISMATCH naming the first field that differs and both values.
   absl::Status CheckSame(const Geometry& asked) const;
 
-  uint32_t key_bytes() const {
-    return head_dim * ElementBytes(element_type);
-  }  // one token, one head
-  uint32_t half_entry_bytes() const {
-    return block_tokens * key_bytes();
-  }  // all K (or V) of an entry
+  // One token, one head.
+  uint32_t key_bytes() const { return head_dim * ElementBytes(element_type); }
+  // All K (or all V) of an entry.
+  uint32_t half_entry_bytes() const { return block_tokens * key_bytes(); }
   uint32_t entry_bytes() const {
     return packing == Packing::kLatent ? half_entry_bytes() : 2 * half_entry_bytes();
   }
@@ -64,12 +62,12 @@ struct OASISKV_EXPORT Geometry {
   uint32_t summary_offset(LayerIndex layer, HeadIndex head) const {
     return summaries_offset() + (layer.value() * kv_heads + head.value()) * summary_bytes();
   }
-  // The bytes of a frame that mean something; frame_stride() is what the pool allocates.
+  // Bytes of a frame that are used; the pool allocates frame_stride().
   uint32_t frame_bytes() const {
     return layers * (layer_entries_bytes() + layer_summaries_bytes());
   }
   uint64_t frame_stride() const;
-  // Blocks that `tokens` tokens fill or begin.
+  // Blocks that hold `tokens` tokens; the last one may be partly filled.
   uint32_t BlocksFor(uint64_t tokens) const {
     return static_cast<uint32_t>((tokens + block_tokens - 1) / block_tokens);
   }
@@ -81,7 +79,7 @@ struct OASISKV_EXPORT Geometry {
   static constexpr uint64_t kFrameAlignment = 4096;
 };
 
-// What a KV belongs to. Two sequences of equal shape but another identity never mix.
+// What a sequence's KV belongs to. Sequences of different identities never mix, even of one shape.
 struct OASISKV_EXPORT Identity {
   std::string model;     // e.g. "Qwen/Qwen3-8B"
   std::string revision;  // e.g. a commit hash of the weights

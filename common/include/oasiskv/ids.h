@@ -1,4 +1,4 @@
-// Strong types for every number that crosses an interface: a host slot cannot be passed where a
+// Strong types for every number that crosses an interface, so that a slot cannot be passed where a
 // block is meant.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace oasiskv {
 
 // Thread contract: a plain value.
 //
-// A number with a meaning. Tag names it; two Ids of different tags do not convert into each other.
+// A number with a meaning, which Tag names. Ids of different tags do not convert into each other.
 template <typename Tag, typename Rep>
 class Id {
  public:
@@ -36,8 +36,8 @@ class Id {
 
 // A sequence of one daemon; unique while the daemon lives. Zero is never given out.
 using SequenceId = Id<struct SequenceIdTag, uint64_t>;
-// A grant of one daemon; unique over restarts (its high half is drawn at start). Zero is never
-// given out.
+// A grant of one daemon; unique over restarts (the high half is random, chosen at start). Zero is
+// never given out.
 using GrantId = Id<struct GrantIdTag, uint64_t>;
 // What the grant word holds while the grant is valid; never reused by one daemon. Zero is never
 // given out.
@@ -57,8 +57,8 @@ using HeadIndex = Id<struct HeadIndexTag, uint32_t>;
 // A request slot of a WorkingSet, counted from 0.
 using RequestSlot = Id<struct RequestSlotTag, uint32_t>;
 
-// Where a frame starts: an arena and the offset in it, bytes. Packs into 64 bits for the wire (16 +
-// 48).
+// Where a frame starts: an arena and the offset in it, in bytes. Packs into 64 bits for the wire
+// (16 + 48).
 struct FrameAddress {
   ArenaId arena;
   uint64_t offset = 0;

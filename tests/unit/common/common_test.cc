@@ -1,4 +1,4 @@
-// The vocabulary every layer leans on: errors, geometry, checksums, memory, pause points.
+// What every layer uses: errors, geometry, checksums, memory, pause points, sizes.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/byte_size.h"
 #include "common/crc32c.h"
 #include "common/log.h"
 #include "common/mapped_memory.h"
@@ -32,7 +33,7 @@ Geometry Qwen3() {
   return g;
 }
 
-// A code that one side lacks would reach users as a number without a name.
+// A code that one of the two enums does not have would reach users as a number without a name.
 TEST(Error, EveryCodeOfTheProtoHasTheSameNameHere) {
   const auto* codes = v1::ErrorCode_descriptor();
   for (int i = 0; i < codes->value_count(); ++i) {
@@ -203,7 +204,7 @@ TEST(PausePoint, HoldsOneThreadUntilReleased) {
   std::thread held(body);
   ASSERT_TRUE(PausePoints::WaitReached("test.point"));
   EXPECT_EQ(PausePoints::Waiting(), 1);
-  std::thread other(body);  // one thread an arming
+  std::thread other(body);  // one thread per arming
   other.join();
   EXPECT_EQ(passed, 1);
   PausePoints::Release("test.point");
@@ -213,7 +214,7 @@ TEST(PausePoint, HoldsOneThreadUntilReleased) {
   EXPECT_FALSE(PausePoints::AnyArmed());
 }
 
-// Arm right after Release was lost once: the thread that woke up took the new arming with it.
+// An Arm right after Release was lost once: the thread that woke up removed the new arming.
 TEST(PausePoint, ArmedAgainBeforeTheHeldThreadWokeUp) {
   for (int round = 0; round < 200; ++round) {
     const auto body = [] { OASISKV_PAUSE_POINT("test.again"); };
@@ -239,7 +240,7 @@ TEST(PausePoint, AWaitForAPointNobodyReachesEnds) {
   EXPECT_FALSE(PausePoints::AnyArmed());
 }
 
-// A sequence's name is its client's choice and must not forge a line.
+// A client chooses the sequence's name, which must not be able to forge a log line.
 TEST(LogTest, OneCallIsOneLine) {
   ::testing::internal::CaptureStderr();
   LogError("test", "name\nE 2026-01-01 forged: \x1b[2J\x7f\xc3\xa9");
@@ -257,6 +258,15 @@ TEST(LogGateTest, LetsOneThroughAndTellsTheNextHowManyItHeldBack) {
   uint64_t held_back = 0;
   while (!gate.Pass()) ++held_back;
   EXPECT_EQ(gate.suppressed(), held_back);
+}
+
+TEST(ByteSizeTest, IsPrintedInTheLargestUnitThatDividesIt) {
+  for (const char* text : {"0", "1", "1023", "1KiB", "1536KiB", "3GiB", "2TiB"}) {
+    ByteSize size;
+    std::string error;
+    ASSERT_TRUE(AbslParseFlag(text, &size, &error)) << error;
+    EXPECT_EQ(AbslUnparseFlag(size), text);
+  }
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ std::span<const std::byte> BytesOf(const T& value) {
   return std::as_bytes(std::span<const T, 1>(&value, 1));
 }
 
-// A client that says what it likes.
+// A client that can send anything.
 class RawClient {
  public:
   explicit RawClient(const std::string& path) : socket_(*ConnectTo(path, Soon())) {}
@@ -215,7 +215,7 @@ TEST_F(ShmPeers, GarbageAfterTheHelloIsIgnoredAndTheConnectionCountsUntilItEnds)
     EXPECT_EQ(server_->Stats().malformed, malformed);
     EXPECT_EQ(server_->Stats().connections, 1u);
     EXPECT_EQ(authority_.closed().size(), closed);
-    // Closing one direction is no end either.
+    // Closing one direction does not end it either.
     ::shutdown(client->fd(), SHUT_WR);
     EXPECT_NE(Connect(Access::kRead), nullptr);
     EXPECT_TRUE(Eventually([&] { return authority_.closed().size() == closed + 1; }));
@@ -254,7 +254,7 @@ TEST_F(ShmPeers, PathsAreChecked) {
   server = ServeShm(options, pool_.Export(), authority_);
   EXPECT_EQ(ErrorCodeOf(server.status()), ErrorCode::kAlreadyExists) << server.status();
   EXPECT_EQ(::access(options.socket_path.c_str(), F_OK), 0)
-      << "a file that is no socket was removed";
+      << "a file that is not a socket was removed";
 
   ExportedMemory many = pool_.Export();
   many.arenas.resize(kMaxArenas + 1, many.arenas[0]);
@@ -271,7 +271,8 @@ TEST_F(ShmPeers, ALiveDaemonKeepsItsSocketADeadOnesIsReplaced) {
     std::memcpy(address.sun_path, path.data(), path.size());
     ASSERT_EQ(::bind(dead.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
     ASSERT_EQ(::listen(dead.get(), 1), 0);
-  }  // closed, and its file stays
+  }
+  // It is closed now, and its file stays.
   ASSERT_EQ(::access(path.c_str(), F_OK), 0);
   Serve();
   ShmEndpointOptions options;
@@ -299,7 +300,7 @@ TEST_F(ShmPeers, AStoppingDaemonTellsItsClientsAndWaitsForNone) {
   EXPECT_EQ(ErrorCodeOf(reader->Health()), ErrorCode::kPeerLost);
   EXPECT_EQ(ErrorCodeOf(writer->Health()), ErrorCode::kPeerLost);
   EXPECT_EQ(ErrorCodeOf(reader->Read(grant, pieces, Soon())->Wait()), ErrorCode::kPeerLost);
-  writer->FenceWriter(GrantId(5));  // nobody to tell; returns
+  writer->FenceWriter(GrantId(5));  // there is no daemon to tell; returns
   // Their mappings are still there, so their connections are not reported as closed.
   EXPECT_TRUE(authority_.closed().empty());
   // A daemon of the same place and another incarnation is none of theirs.

@@ -1,4 +1,5 @@
-// Reads and writes through the shm fabric, and the rule that no read ever returns another's bytes.
+// Reads and writes through the shm fabric, and the rule that a read never returns another sequence's
+// bytes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -126,9 +127,9 @@ TEST_F(ShmTransfer, DirectionsAreKeptApart) {
   EXPECT_TRUE(Read(*writer, read_grant, reads).ok());
 }
 
-// The rule itself: the grant is revoked and its memory serves another one while a read has the old
-// bytes, or a mix, in its buffer but has not looked at the word. Fails when the look comes before
-// the copy.
+// The rule itself: a read has the old bytes, or a mix, in its buffer and has not checked the word yet
+// when the grant is revoked and its memory given to another. Fails when the check comes before the
+// copy.
 TEST_F(ShmTransfer, AGrantRevokedBetweenTheDataAndTheCheckIsSeen) {
   struct Case {
     RevokeReason reason;
@@ -240,9 +241,9 @@ TEST_F(ShmTransfer, AWriteUnderAGrantRevokedMeanwhileIsNoSuccess) {
   EXPECT_EQ(ErrorCodeOf(status), ErrorCode::kStale) << status;
 }
 
-// The daemon reuses a writer's memory once it has the fence. A write that passed its check and
-// sleeps must hold the fence back, also one that goes on after the grant was revoked. Fails when
-// FenceWriter does not wait.
+// The daemon reuses a writer's memory once it has the fence. So the fence must wait for a write that
+// has passed its check, also when the grant is revoked meanwhile. Fails when FenceWriter does not
+// wait.
 TEST_F(ShmTransfer, TheFenceWaitsForTheSleepingWriteAndNothingLandsAfterIt) {
   auto connection = Connect(Access::kWrite);
   auto grant = pool_.Grant(8, Access::kWrite);

@@ -1,5 +1,5 @@
-// How batches over the ucx fabric end otherwise than well: revocation, cancellation, deadlines,
-// fences; and that nothing of them is left.
+// Batches over the ucx fabric that do not succeed: revocation, cancellation, deadlines, fences; and
+// that nothing of them is left.
 #include <sys/mman.h>
 
 #include <random>
@@ -12,8 +12,7 @@ namespace {
 
 using UcxEndingTest = UcxTest;
 
-// Rule 2 of the design: what was read before the grant was revoked, but is looked at after, does
-// not count.
+// Bytes that were read before the grant was revoked do not count if the word is checked after it.
 TEST_F(UcxEndingTest, ARevocationBeforeTheTrailerSpoilsTheBatch) {
   Serve();
   auto connection = Connect();
@@ -109,7 +108,7 @@ TEST_F(UcxEndingTest, ABufferIsReusedRightAfterACancel) {
   }
 }
 
-// The kernel itself tells of a touch: the buffer is unmapped when Cancel has returned.
+// The buffer is unmapped when Cancel has returned, so that the kernel reports any access.
 TEST_F(UcxEndingTest, ABufferIsUnmappedRightAfterACancel) {
   Serve();
   auto connection = Connect();

@@ -1,5 +1,5 @@
-// Memory that a test serves, an authority that does what it is told, and a served connection: what
-// every test of the ucx fabric needs.
+// What every test of the ucx fabric needs: memory to serve, an authority that the test controls, and
+// a served connection.
 #pragma once
 
 #include <gtest/gtest.h>

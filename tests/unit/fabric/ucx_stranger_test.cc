@@ -1,4 +1,4 @@
-// Clients of the ucx fabric that keep no rule: garbage, floods, a peer that takes no answers.
+// Clients of the ucx fabric that break the protocol: garbage, floods, a peer that takes no answers.
 #include <gtest/gtest.h>
 #include <ucp/api/ucp.h>
 
@@ -16,7 +16,7 @@
 namespace oasiskv::fabric::ucx {
 namespace {
 
-// A peer made by hand: it sends what it likes, and moves only when it is told to.
+// A peer of the test's own: it can send anything, and makes progress only when told to.
 class Stranger : private ArrivalHandler {
  public:
   explicit Stranger(const std::string& address)
@@ -134,7 +134,7 @@ class UcxStrangerTest : public UcxTest {
     ASSERT_NE(honest_, nullptr);
   }
   void TearDown() override {
-    // Whatever the stranger did, others are served.
+    // Other clients are still served.
     if (honest_ != nullptr) Settle(*honest_);
     honest_.reset();
     UcxTest::TearDown();

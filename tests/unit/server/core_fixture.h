@@ -1,4 +1,4 @@
-// A small core on a fake clock, and short names for what core tests do again and again.
+// A small core with a fake clock, and short names for what core tests do often.
 #pragma once
 
 #include <cstring>

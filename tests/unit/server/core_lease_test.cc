@@ -100,7 +100,7 @@ TEST(ServedClockTest, CreditsAtMostOneTickAndNeverGoesBack) {
   EXPECT_EQ(clock.served(), Millis(801));
 }
 
-// A daemon that is stopped for 15 s expires nobody for it: leases are 10 s.
+// A daemon that was stopped for 15 s ends no lease for it, though leases are 10 s.
 TEST_F(Lease, AStopOfFifteenSecondsExpiresNobody) {
   MustSeal("a", 1);
   const AttachResult reader = MustAttach("a");
@@ -131,7 +131,7 @@ TEST_F(Lease, ALeaseGivenBetweenTicksIsNotShort) {
   EXPECT_CODE(ErrorCode::kLeaseExpired, Read(reader.grant, {0, 0, 16}));
 }
 
-// A client that holds 100 grants is killed: after the lease time capacity is back exactly.
+// A client that holds 100 grants is killed: after the lease time all of its memory is free again.
 TEST_F(Lease, AKilledClientsHundredGrantsComeBackExactly) {
   MustSeal("base", 3);
   const uint64_t before = UsedBytes();

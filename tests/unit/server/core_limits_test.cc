@@ -1,4 +1,4 @@
-// What bounds the core: limits of options, names, answers, budgets and metadata.
+// The core's limits: options, names, answers, budgets and metadata.
 #include "tests/unit/server/core_fixture.h"
 
 namespace oasiskv::server {
@@ -29,7 +29,7 @@ TEST_F(Limits, OptionsThatMakeNoSenseAreRefused) {
   refused("--unattended_ttl", [](CoreOptions& o) { o.unattended_ttl = Duration::max(); });
 }
 
-// Attach calls may wait, and errors name what was asked: nothing longer than a name gets so far.
+// Attach calls may wait, and errors repeat names: longer names are refused first.
 TEST_F(Limits, EveryCallRefusesNamesThatNobodyCanHave) {
   const std::string longest(256, 'x'), longer(257, 'x');
   MustSeal(longest, 1);
@@ -42,7 +42,7 @@ TEST_F(Limits, EveryCallRefusesNamesThatNobodyCanHave) {
   EXPECT_CODE(ErrorCode::kInvalidArgument, core_->Abort(longer, Me()).status());
   EXPECT_CODE(ErrorCode::kInvalidArgument,
               core_->Release({}, std::span(&longest, 1), spec.identity).status());
-  EXPECT_TRUE(ReleaseSequence(longer).ok());  // what is not there is no error
+  EXPECT_TRUE(ReleaseSequence(longer).ok());  // releasing nothing is not an error
 }
 
 TEST_F(Limits, WhatNoAttachAnswerCouldHoldIsRefusedWhereItGrows) {

@@ -1,4 +1,4 @@
-// What outlives a grant: pins, and the quarantine of what a writer has mapped.
+// What stays after a grant has ended: pins, and the quarantine of frames that a writer has mapped.
 #include <algorithm>
 #include <cstring>
 
@@ -23,7 +23,7 @@ TEST_F(Quarantine, APinKeepsTheFramesOfAGrantThatIsGone) {
   EXPECT_CODE(ErrorCode::kStale, Read(reader.grant, range));
   EXPECT_EQ(UsedBytes(), 512 * FrameBytes());
   EXPECT_CODE(ErrorCode::kCapacity, core_->Open(Spec("b", 1)).status());
-  EXPECT_TRUE(core_->Grants(GrantId(), 10).empty()) << "it is no grant any more";
+  EXPECT_TRUE(core_->Grants(GrantId(), 10).empty()) << "it is not a grant any more";
   std::shared_ptr<const void> second = pinned->pin;
   pinned->pin.reset();
   EXPECT_EQ(UsedBytes(), 512 * FrameBytes());
@@ -68,7 +68,7 @@ TEST_F(Quarantine, AMappedWritersFramesWaitForItsFence) {
       }
       EXPECT_EQ(Quarantined(), 0u);
       EXPECT_EQ(UsedBytes(), 0u);
-      core_->WriterFenced(c, opened.grant.id);  // twice is no error
+      core_->WriterFenced(c, opened.grant.id);  // twice is not an error
     }
   }
 }
@@ -114,7 +114,7 @@ TEST_F(Quarantine, AFenceWhileARequestIsInFlightLeavesThePinAlone) {
   EXPECT_EQ(UsedBytes(), 0u);
 }
 
-// Otherwise a caller that makes a number up would leave frames in quarantine for ever.
+// Otherwise a caller with an invented number would leave frames in quarantine for ever.
 TEST_F(Quarantine, AConnectionThatNobodyHasOpensNothing) {
   OpenSpec spec = Spec("a", 1);
   spec.connection = ConnectionId(5);
@@ -127,8 +127,8 @@ TEST_F(Quarantine, AConnectionThatNobodyHasOpensNothing) {
 }
 
 // The reason for quarantine. A writer whose grant is gone may still have a store on its way through
-// its mapping. Where the daemon was not told of the mapping, the frame is another's by then and the
-// store lands in it; where it was told, the frame is nobody's until the writer has fenced.
+// its mapping. If the daemon was not told of the mapping, the frame belongs to another sequence by
+// then, and the store lands in it; if it was told, the frame is not used until the writer has fenced.
 TEST_F(Quarantine, ALateWriteLandsInAnothersFrameWithoutQuarantineAndInNobodysWithIt) {
   for (bool told : {false, true}) {
     const ConnectionId connection(told ? 11 : 0);

@@ -1,5 +1,5 @@
-// Rule 1 and the other races that the core reasons about, each held open at its pause point, and a
-// hammer for ThreadSanitizer.
+// The races of the core (above all: a grant's word changes before its frames are freed), each held
+// open at its pause point, and a stress test for ThreadSanitizer.
 #include <atomic>
 #include <random>
 #include <thread>
@@ -33,8 +33,8 @@ class Race : public CoreFixture {
   }
 };
 
-// Whoever ends a grant, the word has changed while every frame is still held: at no instant can
-// another's bytes lie under a word that is still valid.
+// Whatever ends a grant, its word changes while every frame is still held: at no moment can another
+// sequence's bytes be in a frame whose grant word is still valid.
 TEST_F(Race, TheWordChangesBeforeAnyFrameIsLetGo) {
   enum class End { kAbort, kReleaseReader, kExpire, kSeal };
   for (End end : {End::kAbort, End::kReleaseReader, End::kExpire, End::kSeal}) {
@@ -74,8 +74,7 @@ TEST_F(Race, TheWordChangesBeforeAnyFrameIsLetGo) {
       EXPECT_EQ(UsedBytes(), 512 * FrameBytes());
       EXPECT_CODE(ErrorCode::kCapacity, core_->Open(Spec("b", 1)).status());
       EXPECT_FALSE(Read(grant, {0, 0, 16}).ok());
-      // Nobody else is held up while the frames are let go, and ending it a second time does no
-      // harm.
+      // Other calls do not wait while the frames are freed, and ending it again does no harm.
       EXPECT_TRUE(Release(grant).ok());
     });
     EXPECT_EQ(UsedBytes(), end == End::kSeal ? FrameBytes() : 0u);
@@ -115,8 +114,8 @@ TEST_F(Race, AGrantRevokedBehindAnAuthorizedRequestKeepsItsFramesUntilThePinGoes
   EXPECT_EQ(UsedBytes(), 0u);
 }
 
-// Fence, close and unpin may come between the two steps of a grant's end; the frames go exactly
-// once.
+// Fence, close and unpin may come between the two steps of a grant's end; the frames are freed
+// exactly once.
 TEST_F(Race, WhatArrivesBetweenTheTwoStepsFreesNothingTwice) {
   for (int round = 0; round < 3; ++round) {
     const ConnectionId connection(100 + round);
@@ -141,7 +140,7 @@ TEST_F(Race, WhatArrivesBetweenTheTwoStepsFreesNothingTwice) {
   }
 }
 
-// A slot must not serve a later grant before the end of its former one is through.
+// A slot must not be used for a new grant before the end of its old grant is complete.
 TEST_F(Race, ASlotIsFreeOnlyAfterTheFramesAre) {
   CoreOptions o = SmallOptions();
   o.max_grants = 1;
@@ -153,8 +152,8 @@ TEST_F(Race, ASlotIsFreeOnlyAfterTheFramesAre) {
   MustAttach("a");
 }
 
-// Every frame carries its sequence's number; a reader checks frame and word as a one-sided reader
-// does. Eight threads do it all at once; ThreadSanitizer looks on.
+// Every frame holds its sequence's number; a reader checks frame and word as a one-sided reader
+// does. Eight threads do everything at the same time, under ThreadSanitizer too.
 TEST_F(Race, HammerOfWritersReadersEvictorsAndTicks) {
   constexpr uint64_t kEnoughChecked = 20000, kEnoughSealed = 2000;
   constexpr int kNames = 6;
@@ -211,7 +210,7 @@ TEST_F(Race, HammerOfWritersReadersEvictorsAndTicks) {
       }
       const uint64_t expected = std::stoull(attached->blob);
       for (FrameAddress f : attached->grant.frames) {
-        // One-sided: no question to the daemon before the read, the word after it.
+        // One-sided: the reader does not ask the daemon before the read, and checks the word after it.
         const uint64_t seen =
             std::atomic_ref<uint64_t>(
                 *reinterpret_cast<uint64_t*>(exported.arenas[f.arena.value()].base + f.offset))

@@ -1,5 +1,5 @@
-// The way of a sequence through the core: open, extend, commit, seal, attach, release, abort, and
-// what each refuses.
+// A sequence's life in the core: open, extend, commit, seal, attach, release, abort, and the errors
+// of each.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -168,7 +168,7 @@ TEST_F(Core, CommitIsCheckedWholeBeforeAnyOfItCounts) {
               core_->Commit(Key(opened.grant), std::span(&one, 1), std::span(&checksum, 1)));
   EXPECT_TRUE(MustAttach("a").committed.empty()) << "nothing of the refused calls was kept";
   EXPECT_TRUE(commit({{1, 1, 0, 2}}).ok());
-  EXPECT_TRUE(commit({{1, 1, 0, 2}}).ok()) << "twice is no error";
+  EXPECT_TRUE(commit({{1, 1, 0, 2}}).ok()) << "twice is not an error";
   const AttachResult attached = MustAttach("a");
   ASSERT_EQ(attached.committed.size(), 1u);
   EXPECT_EQ(attached.committed[0].first_layer, 1u);
@@ -275,7 +275,7 @@ TEST_F(Core, ReleaseOfAnOpenSequenceIsRefusedUnlessItsWriterGoesToo) {
   EXPECT_EQ(released->grants, 1u);
   EXPECT_EQ(released->sequences, 1u);
   EXPECT_EQ(UsedBytes(), 0u);
-  // What is gone is no error.
+  // A sequence that is gone is not an error.
   const absl::StatusOr<ReleaseResult> again = core_->Release(std::span(&key, 1), names, Me());
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again->grants + again->sequences, 0u);

@@ -1,4 +1,4 @@
-// Sealed sequences that nobody has a grant of: when they go, when not, and what comes back.
+// Sealed sequences without a grant: when they are released, when not, and what is freed.
 #include "tests/unit/server/core_fixture.h"
 
 namespace oasiskv::server {
@@ -42,8 +42,8 @@ TEST_F(Unattended, GoesAfterItsTimeAndEverythingComesBack) {
   EXPECT_EQ(after.sequences_sealed, 0u);
   EXPECT_EQ(after.sequences_released, 0u);
   EXPECT_CODE(ErrorCode::kNotFound, core_->Attach(ReadSpec("a")).status());
-  EXPECT_TRUE(ReleaseSequence("a").ok());  // what is gone is no error
-  MustSeal("a", 1);                        // the name is free, and its clock starts anew
+  EXPECT_TRUE(ReleaseSequence("a").ok());  // it is gone, which is not an error
+  MustSeal("a", 1);                        // the name is free, and its clock starts again
   Serve(kTtl - Millis(100));
   MustAttach("a");
   // A count of its own: nobody released or lost anything.

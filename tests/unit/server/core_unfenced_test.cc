@@ -1,4 +1,4 @@
-// Writers that were revoked and do not fence: whom the daemon must disconnect, and when.
+// Revoked writers that do not fence: which ones the daemon must disconnect, and when.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ class Unfenced : public CoreFixture {
 
 TEST_F(Unfenced, ARevokedWriterIsNamedOnceItsPatienceIsOver) {
   Open("a", ConnectionId(7));
-  Serve(seconds(4));  // a live grant is nobody's trouble, however old
+  Serve(seconds(4));  // a live grant is fine, however old
   EXPECT_THAT(core_->UnfencedWriters(seconds(0)), IsEmpty());
   Abort("a");
   Serve(seconds(1));
@@ -59,7 +59,7 @@ TEST_F(Unfenced, EachConnectionIsNamedOnceAndOnlyForItsOwnGrants) {
   EXPECT_THAT(core_->UnfencedWriters(seconds(2)), ElementsAre(ConnectionId(7)));
 }
 
-// A daemon that was stopped must not blame its writers for it.
+// The time in which the daemon itself was stopped does not count against its writers.
 TEST_F(Unfenced, PatienceRunsInServedTime) {
   Open("a", ConnectionId(7));
   Abort("a");

@@ -77,7 +77,7 @@ TEST(PoolTest, HugePagesThatAreNotThereAreRefusedOrRecorded) {
   PoolOptions o = Options(3);
   o.huge_pages = HugePages::kRequire;
   const absl::Status status = Pool::Create(o).status();
-  ASSERT_FALSE(status.ok()) << "192 KiB is no multiple of any huge page";
+  ASSERT_FALSE(status.ok()) << "192 KiB is not a multiple of any huge page size";
   EXPECT_THAT(std::string(status.message()), HasSubstr("--huge_pages=require"));
 
   o.huge_pages = HugePages::kPrefer;
@@ -143,7 +143,7 @@ TEST(SlabAllocatorTest, TailsAreOverheadAndTheLastFrameIsWhole) {
   const std::unique_ptr<Pool> pool = MustPool(Options(2));
   SlabAllocator a(*pool);
   std::vector<Frame> frames;
-  constexpr uint64_t kStride = 12 * kKiB;  // 5 a slab, 4 KiB left over
+  constexpr uint64_t kStride = 12 * kKiB;  // 5 per slab, 4 KiB left over
   ASSERT_TRUE(a.Allocate(kStride, 10, frames).ok());
   EXPECT_EQ(a.overhead_bytes(), 2 * 4 * kKiB);
   EXPECT_EQ(a.free_bytes(), 0u);
@@ -199,7 +199,7 @@ TEST(SlabAllocatorTest, AFrameLargerThanAnArenaSaysSo) {
 TEST(SlabAllocatorTest, NeighbouringBlocksLieSideBySide) {
   const std::unique_ptr<Pool> pool = MustPool(Options(4));
   SlabAllocator a(*pool);
-  constexpr uint64_t kStride = 4 * kKiB;  // 16 a slab
+  constexpr uint64_t kStride = 4 * kKiB;  // 16 per slab
   std::vector<Frame> all;
   ASSERT_TRUE(a.Allocate(kStride, 32, all).ok());
   // Holes: frame 1, frames 3..4, frames 6..9 of the first slab.
@@ -210,7 +210,7 @@ TEST(SlabAllocatorTest, NeighbouringBlocksLieSideBySide) {
   ASSERT_TRUE(a.Allocate(kStride, 4, four).ok());
   EXPECT_EQ(four.front(), (Frame{0, 6}));
   EXPECT_EQ(four.back(), (Frame{0, 9}));
-  // What is left is one hole; a run of 3 takes a fresh slab rather than be torn.
+  // One hole is left; a run of 3 takes a new slab, so that it is not split.
   std::vector<Frame> three;
   ASSERT_TRUE(a.Allocate(kStride, 3, three).ok());
   EXPECT_EQ(three.front(), (Frame{2, 0}));
@@ -235,7 +235,7 @@ TEST(SlabAllocatorTest, EmptySlabsServeAnotherFrameSize) {
 TEST(SlabAllocatorTest, AFrameGoesBackWithItsLastReference) {
   const std::unique_ptr<Pool> pool = MustPool(Options(1));
   SlabAllocator a(*pool);
-  for (uint64_t stride : {4 * kKiB, kSlab}) {  // many frames a slab, and one
+  for (uint64_t stride : {4 * kKiB, kSlab}) {  // many frames per slab, and one
     std::vector<Frame> frames;
     ASSERT_TRUE(a.Allocate(stride, 1, frames).ok());
     a.Ref(frames);

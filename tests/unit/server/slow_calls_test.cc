@@ -1,4 +1,4 @@
-// A bounded queue of calls that may block, and what becomes of it when it stops.
+// A bounded queue of calls that may block, and its stop.
 #include "server/service/slow_calls.h"
 
 #include <gmock/gmock.h>
@@ -62,7 +62,7 @@ TEST(SlowCalls, EachRunsOnceOffTheCallersThread) {
   EXPECT_EQ(wrong, 0);
 }
 
-// Blocked ones hold up as many as there are threads, and no more than the bound wait.
+// Blocked calls occupy the threads, and only a limited number of others wait.
 TEST(SlowCalls, WhatDoesNotFitIsRefusedAndNotCalled) {
   Door door;
   std::atomic<int> done{0};

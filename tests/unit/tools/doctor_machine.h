@@ -1,4 +1,4 @@
-// The doctor's machine made of files.
+// A machine made of files, for tests of the doctor.
 #pragma once
 
 #include <arpa/inet.h>
@@ -22,7 +22,7 @@ inline constexpr uint64_t kGiB = uint64_t{1} << 30;
 
 // Thread contract: used by one thread.
 //
-// A machine in a folder of its own. It begins as a sound one without RDMA, GPU or huge pages.
+// The machine is a folder. At first it is in order, without RDMA, GPU or huge pages.
 class Machine : public ::testing::Test {
  protected:
   Machine() {
@@ -63,7 +63,7 @@ class Machine : public ::testing::Test {
                                        "\nHugepagesize:       2048 kB\n"));
   }
 
-  // With one GID of RoCE v2 at index 1 unless `gid` is empty, and the empty places of a real table.
+  // With one RoCE v2 GID at index 1, unless `gid` is empty, and the empty places of a real table.
   void RdmaPort(const std::string& device, int port, const std::string& state,
                 const std::string& gid, const std::string& interface) {
     const std::string folder = absl::StrCat("/sys/class/infiniband/", device, "/ports/", port);

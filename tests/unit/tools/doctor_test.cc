@@ -25,25 +25,25 @@ TEST_F(Machine, WithoutRdmaIsFitAndSaysWhatIsMissing) {
   const auto checks = Examine(world_, wants_);
   EXPECT_EQ(WorstOf(checks), Health::kWarn) << ForPeople(checks);
   EXPECT_EQ(Of("rdma_devices").health, Health::kWarn);
-  EXPECT_THAT(Of("rdma_devices").mend, HasSubstr("rdma link add"));
+  EXPECT_THAT(Of("rdma_devices").fix, HasSubstr("rdma link add"));
   EXPECT_THAT(Of("rdma_choice").found, HasSubstr("devices seen: none"));
-  // Nothing would lock memory, so a small limit is no fault.
+  // Nothing would lock memory, so a small limit is ok.
   EXPECT_EQ(Of("locked_memory").health, Health::kOk);
   for (const Check& check : checks) {
     EXPECT_THAT(check.found, Not(IsEmpty())) << check.name;
     EXPECT_THAT(check.why, Not(IsEmpty())) << check.name;
-    EXPECT_EQ(check.mend.empty(), check.health == Health::kOk) << check.name;
+    EXPECT_EQ(check.fix.empty(), check.health == Health::kOk) << check.name;
   }
 }
 
 TEST_F(Machine, HugePages) {
   EXPECT_EQ(Of("huge_pages").health, Health::kWarn);
-  EXPECT_THAT(Of("huge_pages").mend, HasSubstr("vm.nr_hugepages=512 "));
+  EXPECT_THAT(Of("huge_pages").fix, HasSubstr("vm.nr_hugepages=512 "));
   Memory({.total = 600, .free = 500});  // 100 are in use and stay so
   EXPECT_EQ(Of("huge_pages").health, Health::kWarn);
-  EXPECT_THAT(Of("huge_pages").mend, HasSubstr("vm.nr_hugepages=612 "));
+  EXPECT_THAT(Of("huge_pages").fix, HasSubstr("vm.nr_hugepages=612 "));
   wants_.pool_bytes = 8 * kGiB;  // 4 GiB are available
-  EXPECT_THAT(Of("huge_pages").mend, HasSubstr("lower --pool_bytes"));
+  EXPECT_THAT(Of("huge_pages").fix, HasSubstr("lower --pool_bytes"));
   wants_.pool_bytes = kGiB;
   Memory({.total = 600, .free = 512});
   EXPECT_EQ(Of("huge_pages").health, Health::kOk);
@@ -63,8 +63,8 @@ TEST_F(Machine, MemoryIsTheLeastOfTheMachinesAndTheControlGroups) {
   EXPECT_EQ(Of("memory").health, Health::kOk);
   wants_.pool_bytes = 5 * kGiB;
   EXPECT_EQ(Of("memory").health, Health::kFail);
-  EXPECT_THAT(Of("memory").mend, HasSubstr("4096MiB"));
-  // Huge pages are set aside: they are not part of what is available.
+  EXPECT_THAT(Of("memory").fix, HasSubstr("4096MiB"));
+  // Huge pages are reserved: they are not part of the available memory.
   Memory({.total = 2560, .free = 2560});
   EXPECT_EQ(Of("memory").health, Health::kOk);
 
@@ -75,7 +75,7 @@ TEST_F(Machine, MemoryIsTheLeastOfTheMachinesAndTheControlGroups) {
   File("/sys/fs/cgroup/system.slice/memory.current", absl::StrCat(256 * kMiB));
   File("/sys/fs/cgroup/system.slice/oasiskvd.service/memory.max", "max");
   EXPECT_EQ(Of("memory").health, Health::kFail);
-  EXPECT_THAT(Of("memory").mend, HasSubstr("768MiB"));
+  EXPECT_THAT(Of("memory").fix, HasSubstr("768MiB"));
 }
 
 TEST_F(Machine, StrictOvercommitBoundsThePool) {
@@ -90,10 +90,10 @@ TEST_F(Machine, LimitsOfTheKernel) {
   EXPECT_EQ(Of("max_map_count").health, Health::kWarn);
   world_.open_files = {1024, 4096};
   EXPECT_EQ(Of("open_files").health, Health::kWarn);
-  EXPECT_THAT(Of("open_files").mend, HasSubstr("LimitNOFILE"));
-  EXPECT_THAT(Of("open_files").mend, Not(HasSubstr("fs.file-max")));
+  EXPECT_THAT(Of("open_files").fix, HasSubstr("LimitNOFILE"));
+  EXPECT_THAT(Of("open_files").fix, Not(HasSubstr("fs.file-max")));
   File("/proc/sys/fs/file-max", "8192");
-  EXPECT_THAT(Of("open_files").mend, HasSubstr("fs.file-max"));
+  EXPECT_THAT(Of("open_files").fix, HasSubstr("fs.file-max"));
   world_.free_bytes = [](const std::string&) { return std::optional<uint64_t>(kMiB); };
   EXPECT_EQ(Of("dev_shm").health, Health::kWarn);
 }
@@ -112,7 +112,7 @@ TEST_F(Machine, SocketFoldersInTheDaemonsOrder) {
   File(deep + "/.keep", "");
   world_.environment["XDG_RUNTIME_DIR"] = deep;
   EXPECT_EQ(Of("shm_socket").health, Health::kFail);
-  EXPECT_THAT(Of("shm_socket").mend, HasSubstr("--shm_socket"));
+  EXPECT_THAT(Of("shm_socket").fix, HasSubstr("--shm_socket"));
 }
 
 TEST_F(Machine, TakenPorts) {
@@ -127,8 +127,8 @@ TEST_F(Machine, TakenPorts) {
   EXPECT_EQ(check.health, Health::kWarn);
   EXPECT_THAT(check.found,
               HasSubstr("7400 (control) taken, 7401 (metrics) free, 7402 (ucx) taken"));
-  EXPECT_THAT(check.mend, HasSubstr("--control_address=127.0.0.1:0 --ucx_address=127.0.0.1:0"));
-  EXPECT_THAT(check.mend, Not(HasSubstr("metrics_address")));
+  EXPECT_THAT(check.fix, HasSubstr("--control_address=127.0.0.1:0 --ucx_address=127.0.0.1:0"));
+  EXPECT_THAT(check.fix, Not(HasSubstr("metrics_address")));
 }
 
 TEST(DoctorDefaults, AreTheDaemons) {
@@ -153,7 +153,7 @@ TEST_F(Machine, TextFitsInAHundredColumnsAndJsonHasEachCheck) {
   std::vector<std::string> names;
   for (const auto& check : json["checks"]) {
     names.push_back(check["name"]);
-    for (const char* key : {"status", "found", "why", "mend", "facts"}) {
+    for (const char* key : {"status", "found", "why", "fix", "facts"}) {
       EXPECT_TRUE(check.contains(key)) << check["name"] << " " << key;
     }
   }
@@ -163,7 +163,7 @@ TEST_F(Machine, TextFitsInAHundredColumnsAndJsonHasEachCheck) {
                                     "ucx", "max_map_count", "open_files", "shm_socket", "ports"));
 }
 
-// Whatever machine this is, looking at it ends with an answer to each question.
+// On any machine every check gives a result.
 TEST(ThisMachine, IsLookedAtWithoutADaemon) {
   const auto checks = Examine(World::OfThisMachine({}), {});
   for (const Check& check : checks) EXPECT_THAT(check.found, Not(IsEmpty())) << check.name;

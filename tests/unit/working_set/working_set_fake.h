@@ -1,4 +1,4 @@
-// KV whose every value follows from its place, and an EntrySource over it that can fail.
+// KV of which every value follows from its place, and an EntrySource over it that can fail.
 #pragma once
 
 #include <algorithm>

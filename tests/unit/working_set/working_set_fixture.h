@@ -1,4 +1,4 @@
-// One small working set whose plans a test can read off by hand.
+// A small working set, so that a test can work out its plans by hand.
 #pragma once
 
 #include <chrono>

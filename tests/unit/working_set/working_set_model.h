@@ -1,4 +1,4 @@
-// The working set's contract written down as slowly and plainly as possible, for one request.
+// The working set's contract as simple, slow code, for one request.
 #pragma once
 
 #include <algorithm>
@@ -180,7 +180,7 @@ class RequestModel {
           low = near * min + far * max;
           high = near * max + far * min;
         }
-        sum += q * (std::signbit(q) ? low : high);  // one dimension a lane: no sum to be fused with
+        sum += q * (std::signbit(q) ? low : high);  // one dimension per lane: no fused multiply-add
       }
       return sum;
     };

@@ -96,8 +96,7 @@ TEST_F(WorkingSetPolicyTest, BytesThatArrivedInTimeAreInstalledHoweverLongAttent
   EXPECT_EQ(ws_->Stats().skipped, 0u);
 }
 
-// A source that keeps no deadline: the read is cancelled, and bytes that would have come after that
-// touch nothing.
+// A source that ignores deadlines: the read is cancelled, and bytes that come later are not written.
 TEST_F(WorkingSetPolicyTest, SkipCancelsAReadThatOverstaysItsDeadline) {
   ShortDeadline();
   o_.late = LatePolicy::kSkip;

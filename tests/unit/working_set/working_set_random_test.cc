@@ -222,7 +222,7 @@ class RandomDrive {
       const std::multiset<int32_t> wanted(top.begin(), top.end());
       if (o_.ranked_blocks == 0) {
         ASSERT_EQ(resident, wanted);
-      } else {  // and what was ranked before
+      } else {  // blocks that were ranked before are there too
         ASSERT_TRUE(std::includes(resident.begin(), resident.end(), wanted.begin(), wanted.end()));
       }
     }
@@ -316,7 +316,7 @@ TEST(WorkingSetRandomTest, AgreesWithTheModelIn200Configurations) {
     sum.demanded += total.demanded;
     sum.agreement_samples += total.agreement_samples;
   }
-  // The configurations reach what they are here for.
+  // The configurations have covered what they are for.
   EXPECT_GT(sum.admitted, 1000u);
   EXPECT_GT(sum.refused_by_cap, 1000u);
   EXPECT_GT(sum.promoted, 1000u);

@@ -9,7 +9,7 @@ namespace oasiskv::oasisctl {
 namespace {
 
 constexpr size_t kColumns = 100;
-constexpr size_t kIndent = 21;  // "fail  locked_memory  " and a little
+constexpr size_t kIndent = 21;  // room for "fail  locked_memory  "
 
 const char* HealthName(Health health) {
   switch (health) {
@@ -95,7 +95,7 @@ std::string ForPeople(const std::vector<Check>& checks) {
     head.resize(6, ' ');
     AppendField(out, head + check.name, check.found);
     AppendField(out, "      why:", check.why);
-    AppendField(out, "      mend:", check.mend);
+    AppendField(out, "      fix:", check.fix);
   }
   absl::StrAppend(&out, "\n", Count(checks, Health::kOk), " ok, ", Count(checks, Health::kWarn),
                   " warn, ", Count(checks, Health::kFail), " fail\n");
@@ -109,7 +109,7 @@ std::string ForPrograms(const std::vector<Check>& checks) {
                     {"status", HealthName(check.health)},
                     {"found", check.found},
                     {"why", check.why},
-                    {"mend", check.mend},
+                    {"fix", check.fix},
                     {"facts", check.facts}});
   }
   const nlohmann::ordered_json all = {{"status", HealthName(WorstOf(checks))},
@@ -117,7 +117,7 @@ std::string ForPrograms(const std::vector<Check>& checks) {
                                       {"warn", Count(checks, Health::kWarn)},
                                       {"fail", Count(checks, Health::kFail)},
                                       {"checks", std::move(list)}};
-  // What a driver calls its device need not be UTF-8.
+  // A device's name need not be UTF-8.
   return all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

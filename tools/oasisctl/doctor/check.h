@@ -1,4 +1,4 @@
-// One check of the doctor, and all of them.
+// The checks of oasisctl doctor.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace oasiskv::oasisctl {
 
-// Where the daemon listens unless told otherwise.
+// The daemon's default ports.
 constexpr uint16_t kControlPort = 7400;
 constexpr uint16_t kMetricsPort = 7401;
 constexpr uint16_t kUcxPort = 7402;
@@ -20,7 +20,7 @@ constexpr uint16_t kUcxPort = 7402;
 // As the daemon's --huge_pages.
 enum class HugePages { kOff, kPrefer, kRequire };
 
-// The daemon that is to run here, in the words of its flags.
+// The daemon that will run here; the fields are its flags.
 struct Wants {
   uint64_t pool_bytes = uint64_t{1} << 30;
   HugePages huge_pages = HugePages::kPrefer;
@@ -28,8 +28,8 @@ struct Wants {
   fabric::VerbsPortOptions verbs;
 };
 
-// kWarn: a daemon runs, and something is slower, smaller or missing. kFail: such a daemon would not
-// start, or could not use what the machine has.
+// kWarn: a daemon can run, but something is slower, smaller or missing. kFail: such a daemon would
+// not start, or could not use what the machine has.
 enum class Health { kOk, kWarn, kFail };
 
 // Thread contract: a plain value.
@@ -38,7 +38,7 @@ struct Check {
   Health health = Health::kOk;
   std::string found = {};  // may have several lines
   std::string why = {};    // why it matters
-  std::string mend = {};   // what to do or type; empty when ok
+  std::string fix = {};    // what to do or type; empty when ok
   nlohmann::ordered_json facts = nlohmann::ordered_json::object();  // what was found, in numbers
 };
 

@@ -1,4 +1,4 @@
-// Memory: enough of it, in pages that are good, and allowed to be locked.
+// Memory: is there enough, in huge pages, and may it be locked?
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
@@ -21,15 +21,15 @@ constexpr uint64_t kGoodShm = 64 * kMiB;
 
 std::string LimitText(uint64_t limit) { return limit == kUnlimited ? "unlimited" : Size(limit); }
 
-// JSON has no word for infinity.
+// JSON has no infinity.
 nlohmann::ordered_json LimitFact(uint64_t limit) {
   return limit == kUnlimited ? nlohmann::ordered_json("unlimited") : nlohmann::ordered_json(limit);
 }
 
-// Pages of the default size, which are the ones that the daemon takes.
+// Huge pages of the default size, which the daemon uses.
 struct HugePagesSeen {
   uint64_t page_bytes, total, free;
-  // Whether a pool of `bytes` gets all its memory of them.
+  // Whether all of a pool of `bytes` fits into the free ones.
   bool Hold(uint64_t bytes) const {
     return page_bytes != 0 && bytes % page_bytes == 0 && free >= bytes / page_bytes;
   }
@@ -44,7 +44,8 @@ bool TakesHugePages(const World& world, const Wants& wants) {
   return wants.huge_pages != HugePages::kOff && ReadHugePages(world).Hold(wants.pool_bytes);
 }
 
-// What is left of the smallest memory limit over this process's control group and those above it.
+// What is left under the memory limits of this process's control group and the groups above it; the
+// smallest counts.
 std::optional<uint64_t> LeftOfControlGroup(const World& world) {
   std::optional<uint64_t> left;
   for (const absl::string_view line :
@@ -54,7 +55,7 @@ std::optional<uint64_t> LeftOfControlGroup(const World& world) {
     while (!group.empty()) {
       if (group == "/") group.clear();
       const std::string folder = absl::StrCat("/sys/fs/cgroup", group);
-      const auto limit = world.Number(folder + "/memory.max");  // "max" is no number
+      const auto limit = world.Number(folder + "/memory.max");  // may be "max"
       const auto used = world.Number(folder + "/memory.current");
       if (limit.has_value()) {
         const uint64_t rest = *limit - std::min(*limit, used.value_or(0));
@@ -66,7 +67,7 @@ std::optional<uint64_t> LeftOfControlGroup(const World& world) {
   return left;
 }
 
-// Bit 14 of the effective set: such a process is not bound by the limit on locked memory.
+// CAP_IPC_LOCK (bit 14 of the effective set): the limit on locked memory does not apply.
 bool MayLockAnyway(const World& world) {
   for (const absl::string_view line :
        absl::StrSplit(world.File("/proc/self/status").value_or(""), '\n')) {
@@ -83,13 +84,13 @@ bool MayLockAnyway(const World& world) {
 
 Check CheckMemory(const World& world, const Wants& wants) {
   Check check{.name = "memory"};
-  check.why = "The daemon touches its whole pool at start, so that nothing is paged in later.";
+  check.why = "The daemon touches its whole pool at start, so that no page is missing later.";
   const auto available = world.Field("/proc/meminfo", "MemAvailable");
   const auto group = LeftOfControlGroup(world);
   if (!available.has_value()) {
     check.health = Health::kWarn;
-    check.found = "/proc/meminfo does not tell how much memory is available";
-    check.mend = "mount /proc";
+    check.found = "/proc/meminfo does not say how much memory is available";
+    check.fix = "mount /proc";
     return check;
   }
   const uint64_t left = std::min(*available, group.value_or(kUnlimited));
@@ -100,14 +101,14 @@ Check CheckMemory(const World& world, const Wants& wants) {
                  {"pool_in_huge_pages", huge}};
   check.found = absl::StrCat(
       Size(*available), " available",
-      group.has_value() ? absl::StrCat(", ", Size(*group), " left to the control group") : "",
-      ", asked are ", Size(wants.pool_bytes), " for the pool",
-      huge ? " (which huge pages hold that are set aside already)" : "");
+      group.has_value() ? absl::StrCat(", ", Size(*group), " left in the control group") : "",
+      ", the pool needs ", Size(wants.pool_bytes),
+      huge ? " (from huge pages that are reserved already)" : "");
   if (!huge && wants.pool_bytes > left) {
     check.health = Health::kFail;
-    check.mend = absl::StrCat("lower --pool_bytes below ", left / kMiB,
-                              "MiB, end what else uses "
-                              "memory, or raise the container's limit (MemoryMax=, --memory)");
+    check.fix = absl::StrCat("lower --pool_bytes below ", left / kMiB,
+                             "MiB, stop other "
+                             "programs, or raise the container's limit (MemoryMax=, --memory)");
   }
   return check;
 }
@@ -115,8 +116,8 @@ Check CheckMemory(const World& world, const Wants& wants) {
 Check CheckHugePages(const World& world, const Wants& wants) {
   Check check{.name = "huge_pages"};
   check.why =
-      "Huge pages make registering the pool and the first touch by each client quick, and save "
-      "page tables and TLB misses.";
+      "With huge pages, registering the pool and each client's first access are fast, and there "
+      "are fewer page tables and TLB misses.";
   const HugePagesSeen seen = ReadHugePages(world);
   check.facts = {{"page_bytes", seen.page_bytes},
                  {"total", seen.total},
@@ -126,7 +127,7 @@ Check CheckHugePages(const World& world, const Wants& wants) {
   if (seen.page_bytes == 0) {
     check.health = lack;
     check.found = "this kernel has none (no Hugepagesize in /proc/meminfo)";
-    check.mend = "boot a kernel with CONFIG_HUGETLBFS, or run with --huge_pages=off";
+    check.fix = "boot a kernel with CONFIG_HUGETLBFS, or run with --huge_pages=off";
     return check;
   }
   const uint64_t needed = (wants.pool_bytes + seen.page_bytes - 1) / seen.page_bytes;
@@ -149,22 +150,22 @@ Check CheckHugePages(const World& world, const Wants& wants) {
   if (wants.huge_pages == HugePages::kOff || seen.Hold(wants.pool_bytes)) return check;
   check.health = lack;
   if (wants.pool_bytes % seen.page_bytes != 0) {
-    check.mend = absl::StrCat("make --pool_bytes a multiple of ", Size(seen.page_bytes));
+    check.fix = absl::StrCat("make --pool_bytes a multiple of ", Size(seen.page_bytes));
     return check;
   }
-  // Pages can only be set aside from memory that is available; those free already are not of it.
+  // Pages can only be reserved from available memory, which does not include reserved ones.
   if ((needed - std::min(needed, seen.free)) * seen.page_bytes >
       world.Field("/proc/meminfo", "MemAvailable").value_or(kUnlimited)) {
-    check.mend = "there is not enough memory to set aside: lower --pool_bytes";
+    check.fix = "there is not enough memory to reserve: lower --pool_bytes";
     return check;
   }
   const uint64_t raise = seen.total + needed - seen.free;
-  check.mend = absl::StrCat("sysctl -w vm.nr_hugepages=", raise,
-                            " (early after boot, before memory is in pieces; put "
-                            "vm.nr_hugepages=",
-                            raise,
-                            " into /etc/sysctl.d/60-oasiskv.conf to keep it), then run the "
-                            "daemon with --huge_pages=prefer or require");
+  check.fix = absl::StrCat("sysctl -w vm.nr_hugepages=", raise,
+                           " (soon after boot, before memory is fragmented; to keep it "
+                           "after a reboot, put vm.nr_hugepages=",
+                           raise,
+                           " into /etc/sysctl.d/60-oasiskv.conf), then run the daemon with "
+                           "--huge_pages=prefer or require");
   return check;
 }
 
@@ -172,8 +173,8 @@ Check CheckLockedMemory(const World& world, const Wants& wants,
                         const std::vector<RdmaDevice>& devices) {
   Check check{.name = "locked_memory"};
   check.why =
-      "RDMA locks what it registers: the pool twice (for readers and for writers). The limit is "
-      "this process's; a daemon under systemd or in a container has its own.";
+      "RDMA locks the memory it registers: the pool twice (for readers and for writers). This is "
+      "the limit of this process; a daemon under systemd or in a container has its own.";
   const uint64_t need = 2 * wants.pool_bytes + kLockedBesidePool;
   const uint64_t limit = world.locked_memory.soft;
   const bool free_of_it = MayLockAnyway(world);
@@ -187,39 +188,39 @@ Check CheckLockedMemory(const World& world, const Wants& wants,
   if (limit >= need) return check;
   if (free_of_it) {
     absl::StrAppend(&check.found,
-                    "; this process has the capability IPC_LOCK (root), so the limit does not "
-                    "bind it; it does bind a daemon that runs as another user");
+                    "; the limit does not apply to this process, which has the capability "
+                    "IPC_LOCK (root), but it does apply to a daemon that runs as another user");
     return check;
   }
   if (!AnyActive(devices)) {
-    absl::StrAppend(&check.found, "; nothing locks memory here, as no RDMA port is active");
+    absl::StrAppend(&check.found, "; no RDMA port is active, so nothing locks memory here");
     return check;
   }
   check.health = Health::kFail;
-  check.mend = absl::StrCat(
-      "LimitMEMLOCK=infinity in [Service] of the systemd unit; in a container --ulimit memlock=-1 "
-      "or the capability IPC_LOCK; in this shell 'ulimit -l unlimited'",
+  check.fix = absl::StrCat(
+      "under systemd: LimitMEMLOCK=infinity in [Service] of the unit; in a container: --ulimit "
+      "memlock=-1 or the capability IPC_LOCK; in this shell: 'ulimit -l unlimited'",
       world.locked_memory.hard >= need
           ? ""
-          : absl::StrCat(" once /etc/security/limits.d allows it (the hard limit is ",
+          : absl::StrCat(" after raising it in /etc/security/limits.d (the hard limit is ",
                          LimitText(world.locked_memory.hard), ")"));
   return check;
 }
 
 Check CheckOvercommit(const World& world, const Wants& wants) {
   Check check{.name = "overcommit"};
-  check.why = "With strict accounting the kernel refuses memory that it has not promised yet.";
+  check.why = "With strict accounting the kernel refuses memory beyond a fixed limit.";
   const uint64_t mode = world.Number("/proc/sys/vm/overcommit_memory").value_or(0);
   const uint64_t limit = world.Field("/proc/meminfo", "CommitLimit").value_or(0);
-  const uint64_t promised = world.Field("/proc/meminfo", "Committed_AS").value_or(0);
-  const uint64_t left = limit - std::min(limit, promised);
+  const uint64_t committed = world.Field("/proc/meminfo", "Committed_AS").value_or(0);
+  const uint64_t left = limit - std::min(limit, committed);
   check.facts = {{"mode", mode}, {"left_bytes", LimitFact(mode == 2 ? left : kUnlimited)}};
   check.found = absl::StrCat("vm.overcommit_memory is ", mode);
   if (mode != 2) return check;
-  absl::StrAppend(&check.found, " (strict), ", Size(left), " may still be promised");
+  absl::StrAppend(&check.found, " (strict), ", Size(left), " are left below CommitLimit");
   if (left < wants.pool_bytes && !TakesHugePages(world, wants)) {
     check.health = Health::kFail;
-    check.mend = "sysctl -w vm.overcommit_memory=0, or raise vm.overcommit_ratio";
+    check.fix = "sysctl -w vm.overcommit_memory=0, or raise vm.overcommit_ratio";
   }
   return check;
 }
@@ -227,20 +228,20 @@ Check CheckOvercommit(const World& world, const Wants& wants) {
 Check CheckDevShm(const World& world) {
   Check check{.name = "dev_shm"};
   check.why =
-      "UCX passes messages between processes of one host through /dev/shm. The pool does not lie "
-      "there (it is memory without a name), so its size need not be the pool's.";
+      "UCX passes messages between processes of one host through /dev/shm. The pool is not there "
+      "(it is anonymous memory), so /dev/shm may be smaller than the pool.";
   const auto free = world.free_bytes(world.root + "/dev/shm");
   if (!world.Exists("/dev/shm") || !free.has_value()) {
     check.health = Health::kWarn;
     check.found = "there is no /dev/shm";
-    check.mend = "mount -t tmpfs -o mode=1777 tmpfs /dev/shm";
+    check.fix = "mount -t tmpfs -o mode=1777 tmpfs /dev/shm";
     return check;
   }
   check.facts = {{"free_bytes", *free}, {"wanted_bytes", kGoodShm}};
   check.found = absl::StrCat("/dev/shm has ", Size(*free), " free");
   if (*free < kGoodShm) {
     check.health = Health::kWarn;
-    check.mend = "mount -o remount,size=1G /dev/shm; in a container --shm-size=1g";
+    check.fix = "mount -o remount,size=1G /dev/shm; in a container: --shm-size=1g";
   }
   return check;
 }
@@ -248,8 +249,8 @@ Check CheckDevShm(const World& world) {
 Check CheckNuma(const World& world, const Wants& wants, const std::vector<RdmaDevice>& devices) {
   Check check{.name = "numa"};
   check.why =
-      "A device reads memory of its own node faster than another's, and the link between nodes is "
-      "shared with the CPUs.";
+      "A device reads memory of its own node faster than memory of another node, and shares the "
+      "link between nodes with the CPUs.";
   std::vector<std::string> nodes;
   std::optional<uint64_t> free_near_nic;
   int64_t nic = -1;
@@ -271,23 +272,24 @@ Check CheckNuma(const World& world, const Wants& wants, const std::vector<RdmaDe
     if (node == nic) free_near_nic = free;
   }
   if (nodes.empty()) {
-    check.found = "this kernel knows no NUMA nodes";
+    check.found = "this kernel lists no NUMA nodes";
     return check;
   }
   check.found = absl::StrJoin(nodes, ", ");
   if (nodes.size() == 1) return check;
   if (nic < 0) {
-    absl::StrAppend(&check.found, "; no RDMA device says which node it is on");
+    absl::StrAppend(&check.found, "; the node of the RDMA device is not known, or there is none");
     return check;
   }
   absl::StrAppend(&check.found, "; ", world.verbs_port->device, " is on node ", nic);
   if (wants.numa_node != nic) {
     check.health = Health::kWarn;
-    check.mend = absl::StrCat("run the daemon with --numa_node=", nic);
+    check.fix = absl::StrCat("run the daemon with --numa_node=", nic);
   } else if (!TakesHugePages(world, wants) && free_near_nic.value_or(0) < wants.pool_bytes) {
     check.health = Health::kWarn;
-    check.mend = absl::StrCat("free memory of node ", nic, ", or lower --pool_bytes: the pool has ",
-                              Size(wants.pool_bytes), ", the node less");
+    check.fix = absl::StrCat("free memory of node ", nic,
+                             ", or lower --pool_bytes: the pool needs ", Size(wants.pool_bytes),
+                             ", the node has ", Size(free_near_nic.value_or(0)), " free");
   }
   return check;
 }

@@ -1,4 +1,4 @@
-// RDMA devices, UCX and what GPUs need of both.
+// RDMA devices, UCX and GPUs.
 #include <algorithm>
 #include <array>
 
@@ -42,7 +42,7 @@ bool CarriesNetwork(absl::string_view transport) {
          });
 }
 
-// Devices that UCX_NET_DEVICES names and this machine has not.
+// Devices that UCX_NET_DEVICES names and this machine does not have.
 std::vector<std::string> MissingNetDevices(const World& world) {
   std::vector<std::string> missing;
   const std::string value = world.Variable("UCX_NET_DEVICES");
@@ -57,7 +57,7 @@ std::vector<std::string> MissingNetDevices(const World& world) {
   return missing;
 }
 
-// Whether the kernel lists a port that the verbs fabric would have to like.
+// Whether the kernel lists a port that the verbs fabric could use.
 bool AnyUsable(const std::vector<RdmaDevice>& devices) {
   for (const RdmaDevice& device : devices) {
     for (const RdmaPort& port : device.ports) {
@@ -73,14 +73,15 @@ bool AnyUsable(const std::vector<RdmaDevice>& devices) {
 
 Check CheckRdmaDevices(const std::vector<RdmaDevice>& devices) {
   Check check{.name = "rdma_devices"};
-  check.why = "The verbs fabric and UCX's RDMA lanes need one; shm, and ucx over TCP, do not.";
+  check.why = "verbs, and ucx over RDMA, need one; shm, and ucx over TCP, do not.";
   check.facts = {{"devices", Json::array()}};
   if (devices.empty()) {
     check.health = Health::kWarn;
     check.found = "no RDMA device";
-    check.mend =
-        "load the network card's RDMA driver (modprobe mlx5_ib, irdma, bnxt_re, ...); without "
-        "such a card soft-RoCE: modprobe rdma_rxe, rdma link add rxe0 type rxe netdev IFACE";
+    check.fix =
+        "load the network card's RDMA driver (modprobe mlx5_ib, irdma, bnxt_re, ...). Without "
+        "such a card, RDMA in software: modprobe rdma_rxe; rdma link add rxe0 type rxe netdev "
+        "IFACE";
     return check;
   }
   std::vector<std::string> lines;
@@ -110,9 +111,10 @@ Check CheckRdmaDevices(const std::vector<RdmaDevice>& devices) {
   check.found = absl::StrJoin(lines, "\n");
   if (!AnyActive(devices)) {
     check.health = Health::kWarn;
-    check.mend =
-        "no port is active. Ethernet: plug the cable in, ip link set IFACE up; InfiniBand: a "
-        "subnet manager (opensm) must run on the fabric; 'rdma link' shows the state";
+    check.fix =
+        "no port is active. Ethernet: connect the cable and run 'ip link set IFACE up'. "
+        "InfiniBand: a subnet manager (opensm) must run on the network. 'rdma link' shows the "
+        "state";
   }
   return check;
 }
@@ -121,7 +123,7 @@ Check CheckRdmaChoice(const World& world, const Wants& wants,
                       const std::vector<RdmaDevice>& devices) {
   Check check{.name = "rdma_choice"};
   check.why =
-      "Device, port and GID that the verbs fabric takes by itself; other hosts must reach it.";
+      "The device, port and GID that the verbs fabric would use; other hosts must reach them.";
   const auto& taken = world.verbs_port;
   if (!taken.ok()) {
     check.found = std::string(taken.status().message());
@@ -129,29 +131,32 @@ Check CheckRdmaChoice(const World& world, const Wants& wants,
         !wants.verbs.device.empty() || wants.verbs.port != 0 || wants.verbs.gid_index != -1;
     if (named) {
       check.health = Health::kFail;
-      check.mend = "name a device, port and GID of the list above, or none";
+      check.fix =
+          "set the --verbs_ flags to a device, port and GID of rdma_devices, or leave "
+          "them out";
     } else if (AnyUsable(devices)) {
       check.health = Health::kFail;
       std::vector<std::string> files;
       for (const RdmaDevice& device : devices) {
         if (!device.device_file.empty()) {
-          files.push_back(absl::StrCat(device.device_file,
-                                       world.CanReadAndWrite(device.device_file) ? " can be opened"
-                                       : world.Exists(device.device_file) ? " refuses this user"
-                                                                          : " is missing"));
+          files.push_back(absl::StrCat(device.device_file, world.CanReadAndWrite(device.device_file)
+                                                               ? " can be opened"
+                                                           : world.Exists(device.device_file)
+                                                               ? " may not be opened by this user"
+                                                               : " is missing"));
         }
       }
-      check.mend = absl::StrCat(
-          "the kernel has a port, the verbs library does not take it: install ibverbs-providers "
-          "(the device's own library), modprobe ib_uverbs, and let this user, or the container, "
-          "open /dev/infiniband/uverbs* for writing",
+      check.fix = absl::StrCat(
+          "the kernel has a usable port, but the verbs library does not use it: install "
+          "ibverbs-providers (the library for the device), modprobe ib_uverbs, and let this user, "
+          "or the container, open /dev/infiniband/uverbs* for writing",
           files.empty() ? "" : absl::StrCat(" (", absl::StrJoin(files, ", "), ")"));
     } else if (AnyActive(devices)) {
       check.health = Health::kWarn;
-      check.mend = "give the port's interface an address: ip address add ADDRESS/BITS dev IFACE";
+      check.fix = "give the port's interface an address: ip address add ADDRESS/BITS dev IFACE";
     } else {
       check.health = Health::kWarn;
-      check.mend = "see rdma_devices; until then --fabrics=shm,ucx";
+      check.fix = "see rdma_devices; until then run the daemon with --fabrics=shm,ucx";
     }
     return check;
   }
@@ -160,39 +165,41 @@ Check CheckRdmaChoice(const World& world, const Wants& wants,
                  {"gid", GidFacts(taken->gid)},
                  {"max_registration_bytes", taken->max_registration_bytes}};
   check.found = absl::StrCat(taken->device, " port ", taken->port, ", GID ", taken->reason);
-  std::vector<std::string> mends;
+  std::vector<std::string> fixes;
   if (!taken->infiniband && fabric::verbs::IsLinkLocalGid(taken->gid.gid)) {
-    mends.push_back(
-        "the GID is link-local, so only hosts on the same link reach it: ip address add "
+    fixes.push_back(
+        "only hosts on the same link reach this GID, which is link-local: ip address add "
         "ADDRESS/BITS dev " +
         (taken->gid.interface.empty() ? "IFACE" : taken->gid.interface));
   }
   if (!taken->infiniband && taken->gid.type == GidType::kRoceV1) {
-    mends.push_back(
-        "RoCE v1 does not pass routers: enable RoCE v2 on the device (cma_roce_mode, firmware)");
+    fixes.push_back(
+        "routers do not forward RoCE v1: enable RoCE v2 on the device (cma_roce_mode, firmware)");
   }
   if (taken->max_registration_bytes < wants.pool_bytes) {
-    mends.push_back(absl::StrCat("the device registers at most ",
+    fixes.push_back(absl::StrCat("the device registers at most ",
                                  Size(taken->max_registration_bytes),
                                  " at a time: run the daemon with smaller --arena_bytes"));
   }
-  check.mend = absl::StrJoin(mends, "; ");
-  if (!mends.empty()) check.health = Health::kWarn;
+  check.fix = absl::StrJoin(fixes, "; ");
+  if (!fixes.empty()) check.health = Health::kWarn;
   return check;
 }
 
 Check CheckUcx(const World& world) {
   Check check{.name = "ucx"};
-  check.why = "UCX reads its variables in the daemon and in each client; they decide on its lanes.";
+  check.why =
+      "UCX reads its variables in the daemon and in each client; they decide which networks it "
+      "uses.";
   if (!world.ucx_version.ok()) {
     check.health = Health::kFail;
     check.found = absl::StrCat("UCX cannot be loaded: ", world.ucx_version.status().message());
-    check.mend = "install libucx0 (Debian) or ucx, version 1.13 or later";
+    check.fix = "install libucx0 (Debian) or ucx, version 1.13 or later";
     return check;
   }
   check.found = absl::StrCat("UCX ", *world.ucx_version);
   check.facts = {{"version", *world.ucx_version}, {"variables", Json::object()}};
-  std::vector<std::string> names, mends;
+  std::vector<std::string> names, fixes;
   for (const auto& [name, value] : world.environment) {
     if (!absl::StartsWith(name, "UCX_")) continue;
     names.push_back(name);
@@ -210,24 +217,24 @@ Check CheckUcx(const World& world) {
   if (!list.empty() && !absl::StartsWith(transports, "^") &&
       std::none_of(list.begin(), list.end(), CarriesNetwork)) {
     check.health = Health::kFail;
-    mends.push_back("UCX_TLS names no network transport: add tcp (or rc, ud, dc)");
+    fixes.push_back("UCX_TLS names no network transport: add tcp (or rc, ud, dc)");
   }
   if (const auto missing = MissingNetDevices(world); !missing.empty()) {
     check.health = Health::kFail;
-    mends.push_back(absl::StrCat("UCX_NET_DEVICES names what this machine has not (",
+    fixes.push_back(absl::StrCat("UCX_NET_DEVICES names devices that this machine does not have (",
                                  absl::StrJoin(missing, ", "), ")"));
   }
-  mends.push_back(absl::StrCat("unless they are meant, and the same everywhere: unset ",
+  fixes.push_back(absl::StrCat("unless you set them on purpose, to the same on all hosts: unset ",
                                absl::StrJoin(names, " ")));
-  check.mend = absl::StrJoin(mends, "; ");
+  check.fix = absl::StrJoin(fixes, "; ");
   return check;
 }
 
 Check CheckGpu(const World& world, const std::vector<RdmaDevice>& devices) {
   Check check{.name = "gpu"};
   check.why =
-      "Entries can go from the network straight into a GPU's memory where its driver lets RDMA "
-      "devices at it; otherwise they take the way through host memory.";
+      "The network can write entries straight into a GPU's memory if the GPU's driver lets RDMA "
+      "devices use it; otherwise they go through host memory.";
   std::vector<std::string> models;
   for (const std::string& gpu : world.Names("/proc/driver/nvidia/gpus")) {
     std::string model = "NVIDIA GPU";
@@ -248,7 +255,7 @@ Check CheckGpu(const World& world, const std::vector<RdmaDevice>& devices) {
     if (absl::ConsumePrefix(&rest, "nvidia") && absl::SimpleAtoi(rest, &number)) ++device_files;
   }
   const bool peermem = world.Exists("/sys/module/nvidia_peermem");
-  // Export as dma-buf is a matter of the open flavour of the kernel modules.
+  // Only the open kernel modules export memory as dma-buf.
   const bool open_modules = absl::StrContains(
       world.File("/proc/driver/nvidia/version").value_or(""), "Open Kernel Module");
   check.facts = {{"gpus", models},
@@ -256,7 +263,7 @@ Check CheckGpu(const World& world, const std::vector<RdmaDevice>& devices) {
                  {"nvidia_peermem", peermem},
                  {"open_kernel_modules", open_modules}};
   if (models.empty() && device_files == 0) {
-    check.found = "no NVIDIA GPU; the daemon's pool is host memory and needs none";
+    check.found = "no NVIDIA GPU; a daemon needs none, since its pool is host memory";
     return check;
   }
   check.found = absl::StrCat(
@@ -264,13 +271,13 @@ Check CheckGpu(const World& world, const std::vector<RdmaDevice>& devices) {
                      : absl::StrJoin(models, ", "),
       peermem ? "; nvidia_peermem is loaded" : "; nvidia_peermem is not loaded",
       open_modules ? "; the open kernel modules export dma-buf"
-                   : "; the kernel modules are not the open ones, which export dma-buf");
+                   : "; the kernel modules are not the open ones, so they do not export dma-buf");
   if (device_files == 0) {
     check.health = Health::kWarn;
-    check.mend = "there is no /dev/nvidia0: run nvidia-modprobe; in a container --gpus all";
+    check.fix = "there is no /dev/nvidia0: run nvidia-modprobe; in a container: --gpus all";
   } else if (AnyActive(devices) && !peermem && !open_modules) {
     check.health = Health::kWarn;
-    check.mend = "modprobe nvidia_peermem, or install the driver's open kernel modules";
+    check.fix = "modprobe nvidia_peermem, or install the driver's open kernel modules";
   }
   return check;
 }
@@ -278,19 +285,20 @@ Check CheckGpu(const World& world, const std::vector<RdmaDevice>& devices) {
 Check CheckGpuDirect(const World& world) {
   Check check{.name = "gpudirect"};
   check.why =
-      "With it the RDMA device writes entries into a GPU's memory itself (dma-buf); without, they "
-      "take the way through host memory.";
+      "With GPUDirect RDMA the RDMA device writes entries into a GPU's memory (dma-buf); without "
+      "it they go through host memory.";
   const bool has_gpu = !world.Names("/proc/driver/nvidia/gpus").empty();
-  const absl::Status direct =
-      world.verbs_port.ok()
-          ? world.verbs_port->device_memory
-          : absl::Status(absl::StatusCode::kUnavailable, "no RDMA device to ask, see rdma_choice");
+  const absl::Status direct = world.verbs_port.ok()
+                                  ? world.verbs_port->device_memory
+                                  : absl::Status(absl::StatusCode::kUnavailable,
+                                                 "there is no RDMA device to ask; see rdma_choice");
   check.facts = {{"dmabuf", direct.ok()}, {"gpu", has_gpu}};
   check.found = direct.ok() ? absl::StrCat(world.verbs_port->device, " registers dma-buf memory")
                             : std::string(direct.message());
   if (has_gpu && world.verbs_port.ok() && !direct.ok()) {
     check.health = Health::kWarn;
-    check.mend = "see what was found: a newer rdma-core, kernel or driver of the RDMA device";
+    check.fix =
+        "update what the message above names: rdma-core, the kernel or the RDMA device's driver";
   }
   return check;
 }

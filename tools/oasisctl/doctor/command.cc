@@ -2,9 +2,8 @@
 #include <cstdio>
 #include <limits>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
+#include "common/byte_size.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 #include "tools/oasisctl/commands.h"
@@ -24,28 +23,15 @@ absl::StatusOr<int64_t> NumberOrNone(const Arguments& arguments, const char* fla
   return static_cast<int64_t>(value);
 }
 
-// Bytes, or a number with KiB, MiB, GiB or TiB, as the daemon reads them; at most 2^60, so that
-// sums of sizes fit.
+// At most 2^60, so that sums of sizes fit.
 absl::StatusOr<uint64_t> ReadSize(const char* flag, const std::string& text) {
-  absl::string_view digits = text;
-  int shift = 0;
-  if (absl::ConsumeSuffix(&digits, "KiB")) {
-    shift = 10;
-  } else if (absl::ConsumeSuffix(&digits, "MiB")) {
-    shift = 20;
-  } else if (absl::ConsumeSuffix(&digits, "GiB")) {
-    shift = 30;
-  } else if (absl::ConsumeSuffix(&digits, "TiB")) {
-    shift = 40;
+  ByteSize size;
+  std::string error;
+  if (AbslParseFlag(text, &size, &error) && (size.bytes == 0 || size.bytes > uint64_t{1} << 60)) {
+    error = "allowed are 1 byte to 1048576TiB";
   }
-  uint64_t number = 0;
-  if (!absl::SimpleAtoi(digits, &number) || number == 0 || number > (uint64_t{1} << 60) >> shift) {
-    return MakeError(
-        ErrorCode::kInvalidArgument,
-        absl::StrCat("--", flag, "=", text,
-                     " is no size; write bytes or a number with KiB, MiB, GiB or TiB"));
-  }
-  return number << shift;
+  if (error.empty()) return size.bytes;
+  return MakeError(ErrorCode::kInvalidArgument, absl::StrCat("--", flag, "=", text, ": ", error));
 }
 
 absl::StatusOr<Wants> ReadWants(const Arguments& arguments) {
@@ -67,7 +53,7 @@ absl::StatusOr<Wants> ReadWants(const Arguments& arguments) {
   OASISKV_ASSIGN_OR_RETURN(const uint64_t port, arguments.Number("verbs_port", 0));
   if (port > 255) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrCat("--verbs_port=", port, "; ports are 1 to 255, 0: any"));
+                     absl::StrCat("--verbs_port=", port, "; allowed are 1 to 255, and 0 for any"));
   }
   wants.verbs.port = static_cast<uint32_t>(port);
   OASISKV_ASSIGN_OR_RETURN(wants.verbs.gid_index, NumberOrNone(arguments, "verbs_gid_index"));
@@ -85,22 +71,21 @@ int Run(const Arguments& arguments) {
 }  // namespace
 
 Command DoctorCommand() {
-  Command out;
-  out.name = "doctor";
-  out.help =
-      "What this machine offers a daemon, and what to mend; asks no daemon. Exit code 5: a "
-      "check failed.";
-  out.flags = {
-      {"pool_bytes", "SIZE", "the pool that is to fit, as the daemon's flag; 1GiB"},
-      {"huge_pages", "off|prefer|require", "as the daemon's flag; prefer"},
-      {"numa_node", "N", "as the daemon's flag; -1, none"},
-      {"verbs_device", "NAME", "RDMA device to use; the first with an active port"},
-      {"verbs_port", "N", "its port; 0, the first active one"},
-      {"verbs_gid_index", "N", "its GID; -1, chosen"},
-      {"json", "", "JSON, sizes in bytes"},
-  };
-  out.run = Run;
-  return out;
+  return {
+      .name = "doctor",
+      .help =
+          "Checks whether this machine can run a daemon, and says how to fix what is wrong. "
+          "Needs no daemon. Exit code 5: a check failed.",
+      .flags = {{"pool_bytes", "SIZE", "The daemon's --pool_bytes. Default: 1GiB."},
+                {"huge_pages", "off|prefer|require", "The daemon's --huge_pages. Default: prefer."},
+                {"numa_node", "N", "The daemon's --numa_node. Default: -1, none."},
+                {"verbs_device", "NAME",
+                 "RDMA device to use. Default: the first with an active port."},
+                {"verbs_port", "N", "Port of that device. Default: 0, its first active port."},
+                {"verbs_gid_index", "N",
+                 "Entry of that port's GID table. Default: -1, chosen automatically."},
+                {"json", "", "Print JSON; sizes are in bytes."}},
+      .run = Run};
 }
 
 }  // namespace oasiskv::oasisctl

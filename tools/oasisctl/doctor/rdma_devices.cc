@@ -18,7 +18,7 @@ constexpr char kDevices[] = "/sys/class/infiniband/";
 
 int64_t NumaNode(const World& world, const std::string& device) {
   std::vector<std::string> places = {absl::StrCat(kDevices, device, "/device/numa_node")};
-  // A software device has no hardware of its own, but the network interface that it rides on may.
+  // A software device has no hardware, but the network interface below it may have.
   if (const auto parent = world.File(absl::StrCat(kDevices, device, "/parent"))) {
     places.push_back(absl::StrCat("/sys/class/net/", *parent, "/device/numa_node"));
   }

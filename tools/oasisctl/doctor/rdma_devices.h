@@ -1,4 +1,4 @@
-// RDMA devices as the kernel lists them, whether or not the verbs library can open them.
+// RDMA devices as the kernel lists them, also those that the verbs library cannot open.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct RdmaPort {
   std::string state;       // "ACTIVE", "DOWN"
   std::string link_layer;  // "Ethernet", "InfiniBand"
   uint32_t gid_places = 0;
-  std::vector<fabric::verbs::GidEntry> gids;  // without empty ones
+  std::vector<fabric::verbs::GidEntry> gids;  // without the empty ones
 
   bool active() const { return state == "ACTIVE"; }
 };
@@ -24,7 +24,7 @@ struct RdmaPort {
 struct RdmaDevice {
   std::string name;
   int64_t numa_node = -1;   // -1: none, or not known
-  std::string device_file;  // "/dev/infiniband/uverbs0"; empty: the kernel offers programs none
+  std::string device_file;  // "/dev/infiniband/uverbs0"; empty: there is none for programs
   std::vector<RdmaPort> ports;
 };
 

@@ -31,14 +31,15 @@ World::Limit LimitOf(__rlimit_resource_t resource) {
   return {bytes(limit.rlim_cur), bytes(limit.rlim_max)};
 }
 
-// Loaded for this question only: linked against it, every command would pay for its start.
+// Loaded here only: if the program were linked against UCX, every command would start slowly.
 absl::StatusOr<std::string> UcxVersion() {
   void* library = ::dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return MakeError(ErrorCode::kUnsupported, ::dlerror());
   const auto version =
       reinterpret_cast<const char* (*)()>(::dlsym(library, "ucp_get_version_string"));
-  // The library stays loaded: it does not expect to be taken away.
-  if (version == nullptr) return MakeError(ErrorCode::kUnsupported, "libucp.so.0 has no version");
+  // The library stays loaded, since UCX does not support being unloaded.
+  if (version == nullptr)
+    return MakeError(ErrorCode::kUnsupported, "libucp.so.0 has no ucp_get_version_string");
   return std::string(version());
 }
 
@@ -66,7 +67,7 @@ World World::OfThisMachine(const fabric::VerbsPortOptions& options) {
 std::optional<std::string> World::File(const std::string& path) const {
   std::ifstream file(root + path);
   std::stringstream text;
-  // Some files of sysfs open and then refuse to be read.
+  // Some files of sysfs can be opened but not read.
   if (!file || !(text << file.rdbuf())) return std::nullopt;
   return std::string(absl::StripAsciiWhitespace(text.str()));
 }
@@ -83,7 +84,7 @@ std::optional<uint64_t> World::Field(const std::string& path, const std::string&
   if (!text.has_value()) return std::nullopt;
   for (absl::string_view line : absl::StrSplit(*text, '\n')) {
     const size_t at = line.find(key);
-    // "Node 0 MemFree: 12 kB" names the key behind others.
+    // In "Node 0 MemFree: 12 kB" the key is not at the start.
     if (at == line.npos || (at != 0 && line[at - 1] != ' ')) continue;
     line.remove_prefix(at + key.size());
     if (!absl::ConsumePrefix(&line, ":") && !absl::StartsWith(line, " ")) continue;

@@ -1,4 +1,4 @@
-// The machine as the checks see it.
+// All that the checks read of the machine.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
 // Thread contract: a plain value.
 //
-// Everything a check may look at: the files below `root`, and what no file tells. Tests make one
-// over a folder of their own; the checks ask nothing else.
+// Everything that a check may read: the files below `root`, and what is in no file. Tests make one
+// over a folder of their own.
 struct World {
   struct Limit {
     uint64_t soft = kUnlimited;
@@ -30,8 +30,8 @@ struct World {
   Limit locked_memory;
   Limit open_files;
   std::map<std::string, std::string> environment;
-  // What the verbs fabric would take of the RDMA devices, and the version of the UCX library that
-  // programs of this machine load.
+  // The RDMA port that the verbs fabric would use, and the version of the UCX library that programs
+  // on this machine load.
   absl::StatusOr<fabric::verbs::TakenPort> verbs_port;
   absl::StatusOr<std::string> ucx_version;
   // Free bytes of the file system that `path` (with root) lies on.
@@ -39,12 +39,12 @@ struct World {
 
   static World OfThisMachine(const fabric::VerbsPortOptions& options);
 
-  // Without white space at its ends; nothing when it is empty or cannot be read.
+  // The text without white space at its ends; nothing when it is empty or cannot be read.
   std::optional<std::string> File(const std::string& path) const;
   std::optional<uint64_t> Number(const std::string& path) const;
-  // Of lines "Key: 12 kB" or "Key 12", as /proc/meminfo has them, in bytes when the line says kB.
+  // The value of a line "Key: 12 kB" or "Key 12", as in /proc/meminfo; in bytes if it is in kB.
   std::optional<uint64_t> Field(const std::string& path, const std::string& key) const;
-  // Names in a folder, the shorter first (so numbers come by value); empty when there is none.
+  // Names in a folder, shorter ones first (so that numbers are in order); empty without a folder.
   std::vector<std::string> Names(const std::string& path) const;
   bool Exists(const std::string& path) const;
   bool CanReadAndWrite(const std::string& path) const;

@@ -1,11 +1,11 @@
-#include "server/options/byte_size.h"
+#include "common/byte_size.h"
 
 #include <limits>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
-namespace oasiskv::server {
+namespace oasiskv {
 namespace {
 
 struct Unit {
@@ -30,7 +30,7 @@ bool AbslParseFlag(absl::string_view text, ByteSize* size, std::string* error) {
     }
   }
   *error =
-      absl::StrCat("'", text, "' is no size; write bytes or a number with KiB, MiB, GiB or TiB");
+      absl::StrCat("'", text, "' is not a size; write bytes or a number with KiB, MiB, GiB or TiB");
   return false;
 }
 
@@ -44,4 +44,4 @@ std::string AbslUnparseFlag(ByteSize size) {
   return absl::StrCat(size.bytes);
 }
 
-}  // namespace oasiskv::server
+}  // namespace oasiskv

@@ -1,4 +1,4 @@
-// A number of bytes as a flag: "64MiB", "1GiB", "4096".
+// A number of bytes as the value of a flag: "64MiB", "1GiB", "4096".
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace oasiskv::server {
+namespace oasiskv {
 
 // Thread contract: a plain value.
 struct ByteSize {
@@ -14,10 +14,10 @@ struct ByteSize {
 };
 
 // Digits and one of the suffixes B, KiB, MiB, GiB, TiB or none (bytes). False with `error` set for
-// anything else, for what does not fit into 64 bits, and for decimal units (KB, MB), which are
-// easily taken for binary ones.
+// anything else: also for sizes beyond 64 bits, and for decimal units (KB, MB), which are easily
+// confused with binary ones.
 bool AbslParseFlag(absl::string_view text, ByteSize* size, std::string* error);
-// The largest unit that divides the size.
+// In the largest unit that divides the size.
 std::string AbslUnparseFlag(ByteSize size);
 
-}  // namespace oasiskv::server
+}  // namespace oasiskv
