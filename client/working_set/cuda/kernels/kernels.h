@@ -100,4 +100,15 @@ LaunchError DenseToSparse(const Shape& shape, const LayerMemory& mem, const Dens
 LaunchError CompareTopK(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                         const int32_t* truth, SlotCounters* counters, Stream stream);
 
+// What exact mode tells attention.
+struct Resolution {
+  int32_t* pages = nullptr;     // [row][head][K]
+  uint32_t* missing = nullptr;  // [row]
+};
+// Where the blocks of mem.predicted are resident. `count_skipped`: those that are not count as
+// skipped.
+LaunchError FindPages(const Shape& shape, const LayerMemory& mem, const Rows& rows,
+                      const Resolution& out, bool count_skipped, SlotCounters* counters,
+                      Stream stream);
+
 }  // namespace oasiskv::gpu
