@@ -51,7 +51,6 @@ class SlabAllocator {
 
   FrameAddress Address(Frame frame) const;
   std::byte* Data(Frame frame) const;
-  uint32_t RefCount(Frame frame) const;
 
   // free + used + overhead = the pool's bytes, always.
   uint64_t free_bytes() const;
