@@ -87,7 +87,6 @@ class HostCache {
   }
   uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
   uint64_t arrived() const { return arrived_.load(std::memory_order_relaxed); }  // fetched entries
-  uint64_t not_kept() const { return not_kept_.load(std::memory_order_relaxed); }
 
  private:
   static uint64_t Key(uint32_t block, uint32_t layer) { return uint64_t{layer} << 32 | block; }
@@ -96,7 +95,7 @@ class HostCache {
   const uint32_t heads_, entry_bytes_;
   const uint64_t byte_limit_;
   const std::shared_ptr<RegisteredSlabs> memory_;  // fetches land in it directly
-  std::atomic<uint64_t> bytes_{0}, arrived_{0}, not_kept_{0};
+  std::atomic<uint64_t> bytes_{0}, arrived_{0};
   std::atomic<uint32_t> first_stored_{UINT32_MAX};  // the lowest block of Store
   mutable Mutex mutex_;
   struct Kept {

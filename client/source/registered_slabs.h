@@ -16,7 +16,8 @@ namespace oasiskv::client {
 
 // Thread contract: safe for concurrent use.
 //
-// Grows a slab at a time and gives none back before its end: registering is dear, a place is not.
+// Grows by one slab at a time and gives none back before its end: registering is expensive, taking
+// a place is not.
 // A slab is registered when it is made, under the lock.
 class RegisteredSlabs {
  public:

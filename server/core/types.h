@@ -51,8 +51,9 @@ struct OpenSpec {
   Identity identity;
   Geometry geometry;
   uint32_t blocks = 0;
-  Duration lease{0};        // 0: default
-  ConnectionId connection;  // zero: writes come through a fabric that checks each one
+  Duration lease{0};  // 0: default
+  // Zero: writes come through a fabric that checks each one.
+  ConnectionId connection;
   bool checksums = false;
   std::string holder;  // for listings
 };
@@ -70,8 +71,8 @@ struct AttachSpec {
   std::string name;
   Identity identity;
   Geometry geometry;
-  uint32_t first_head = 0, head_count = 0;  // 0: all
-  Duration lease{0};
+  uint32_t first_head = 0, head_count = 0;  // both 0: all
+  Duration lease{0};                        // 0: default
   bool require_sealed = false;
   std::string holder;
 };

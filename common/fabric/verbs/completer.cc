@@ -210,7 +210,7 @@ void Completer::BreakPair(uint32_t pair, MonotonicTime now) {
   if (std::exchange(broken.broken, true)) return;
   broken.broken_at = now;
   alarm_.By(now + kFlushPatience);
-  if (link_.options().access == Access::kWrite && broken.outstanding > 0) writes_adrift_ = true;
+  if (link_.options().access == Access::kWrite && broken.outstanding > 0) writes_lost_ = true;
   BreakQueuePair(broken.handle.get());
 }
 

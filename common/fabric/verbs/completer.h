@@ -39,7 +39,7 @@ class Completer {
   void Lose(const absl::Status& why);
 
   const std::vector<std::shared_ptr<Batch>>& live() const { return live_; }
-  bool writes_adrift() const { return writes_adrift_; }
+  bool writes_lost() const { return writes_lost_; }
 
  private:
   void RetireData(Chunk& chunk, const std::shared_ptr<Batch>& batch);
@@ -53,7 +53,7 @@ class Completer {
   WriteGate& gate_;
   Alarm& alarm_;
   std::vector<std::shared_ptr<Batch>> live_;  // without an outcome
-  bool writes_adrift_ = false;                // a queue pair broke with writes on it
+  bool writes_lost_ = false;                  // a queue pair broke with writes on it
 };
 
 }  // namespace oasiskv::fabric::verbs

@@ -185,7 +185,7 @@ TransferTimes Engine::Times(const Batch& batch) {
 bool Engine::CloseGate(GrantId grant) {
   const bool first = gate_.Close(grant);
   MutexLock lock(mutex_);
-  return first && traffic_.lost.ok() && !completer_.writes_adrift();
+  return first && traffic_.lost.ok() && !completer_.writes_lost();
 }
 
 // What is due is looked at with each completion and before each sleep, which comes soon when there

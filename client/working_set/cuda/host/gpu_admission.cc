@@ -44,7 +44,7 @@ class Admitter {
     OASISKV_ASSIGN_OR_RETURN(maps_, FirstResidents(geometry_, c_.shape.resident, *made_->source));
     OASISKV_ASSIGN_OR_RETURN(parts_, made_->source->LocalEntries());
     made_->remote = parts_.empty();
-    OASISKV_RETURN_IF_ERROR(ResetBooks());
+    OASISKV_RETURN_IF_ERROR(ResetState());
     OASISKV_RETURN_IF_ERROR(made_->remote ? PlaceRemote() : PlaceLocal());
     OASISKV_ASSIGN_OR_RETURN(const uint64_t summaries,
                              CopySummaries(c_, *made_->source, slot_, Deadline()));
@@ -75,7 +75,7 @@ class Admitter {
     return absl::OkStatus();
   }
 
-  absl::Status ResetBooks() {
+  absl::Status ResetState() {
     const size_t each = heads_resident(), at = slot_ * each;
     const gpu::SlotState state{.complete = complete_, .local_tokens = local_tokens_};
     for (const gpu::LayerMemory& layer : c_.memory.layers) {

@@ -1,4 +1,4 @@
-// A request's way into its slot.
+// Brings a request into its slot.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace oasiskv {
 
 // Fills slot `slot` from `source`, as WorkingSet::Admit does; returns when the device has it all.
-// After an error the slot is as free as before.
+// After an error the slot is free, as before.
 absl::StatusOr<std::unique_ptr<GpuSlot>> AdmitToSlot(const AdmissionContext& context,
                                                      std::shared_ptr<EntrySource> source,
                                                      uint32_t slot);

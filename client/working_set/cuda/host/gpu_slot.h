@@ -27,9 +27,9 @@ struct GpuSlotPool {
   std::vector<cuda::PinnedBuffer> remote_tables;             // [slot]: [layer][max_blocks]
   std::vector<std::vector<cuda::DeviceBuffer>> part_tables;  // [slot]: of parts beyond the first
   std::vector<std::shared_ptr<const cuda::HostRegistration>> registrations;
-  // Of an admission, one at a time.
+  // Scratch of an admission; there is one at a time.
   cuda::PinnedBuffer staging;
-  cuda::DeviceBuffer plan;  // items [layer][head][K], then a count for each layer
+  cuda::DeviceBuffer plan;  // items [layer][head][K], then one count per layer
   gpu::ErrorWord* error = nullptr;
   cuda::PinnedBuffer error_memory;
 
@@ -61,7 +61,7 @@ struct AdmissionContext {
   cudaStream_t stream;
 };
 
-// Makes the slot's frame tables empty, so that a row that should not name it any more reads
+// Makes the slot's frame tables empty, so that a row that still names it by mistake reads
 // nothing.
 absl::Status ForgetSlot(const AdmissionContext& context, uint32_t slot);
 

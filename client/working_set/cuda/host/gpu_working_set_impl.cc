@@ -208,10 +208,11 @@ absl::Status GpuWorkingSetImpl::CheckQueries(absl::string_view call, LayerIndex 
                      absl::StrFormat("%s(layer %d): queries is null", call, layer.value()));
   }
   if (type > GpuQueryType::kFloat16) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrFormat("%s(layer %d): query type %d is none of float32 (0), bfloat16 "
-                                     "(1), float16 (2)",
-                                     call, layer.value(), static_cast<int>(type)));
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        absl::StrFormat("%s(layer %d): query type is %d; it must be float32 (0), bfloat16 "
+                        "(1) or float16 (2)",
+                        call, layer.value(), static_cast<int>(type)));
   }
   const int64_t row = int64_t{options_.base.query_heads} * shape_.head_dim;
   if (*row_stride == 0) *row_stride = row;

@@ -28,7 +28,7 @@ absl::Status CopyPages(const gpu::Pages& pages, const gpu::Shape& shape, uint32_
   std::byte* to = out->data();
   const uint32_t half = shape.block_tokens * shape.key_bytes;
   if (pages.table == nullptr && pages.token_stride == shape.key_bytes) {
-    // A page's tokens follow each other and so do the pages: one copy a head instead of one a page.
+    // The tokens of a page and the pages themselves are contiguous: one copy per head, not per page.
     for (uint32_t h = 0; h < shape.kv_heads; ++h, to += size_t{of_slot} * shape.entry_bytes) {
       const int64_t offset = physical[0] * pages.page_stride + h * pages.head_stride;
       OASISKV_CUDA_RETURN(cudaMemcpy2D(to, shape.entry_bytes, pages.k + offset, pages.page_stride,
