@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/connection/buffer_book.h"
+#include "client/connection/buffer_registry.h"
 #include "client/connection/lease_keeper.h"
 #include "client/connection/session.h"
 #include "common/clock.h"
@@ -45,7 +45,7 @@ class Core {
   const ClientOptions& options() const { return options_; }
   LeaseKeeper& keeper() { return keeper_; }
   Outcomes& outcomes() { return outcomes_; }
-  BufferBook& buffers() { return buffers_; }
+  BufferRegistry& buffers() { return buffers_; }
   // What a call asks for where its caller named no lease.
   Duration LeaseOr(Duration asked) const { return asked > Duration(0) ? asked : options_.lease; }
 
@@ -73,7 +73,7 @@ class Core {
   const ClientOptions options_;
   const std::shared_ptr<RetiredStats> retired_ = std::make_shared<RetiredStats>();
   Outcomes outcomes_;
-  BufferBook buffers_;
+  BufferRegistry buffers_;
 
   mutable Mutex mutex_;
   CondVar changed_;

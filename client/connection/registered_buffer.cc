@@ -9,10 +9,10 @@ namespace oasiskv {
 // Thread contract: as RegisteredBuffer.
 class RegisteredBuffer::Impl {
  public:
-  Impl(std::shared_ptr<client::Core> its_core, std::shared_ptr<client::BookedBuffer> its_buffer)
+  Impl(std::shared_ptr<client::Core> its_core, std::shared_ptr<client::RegistryEntry> its_buffer)
       : core(std::move(its_core)), buffer(std::move(its_buffer)) {}
   const std::shared_ptr<client::Core> core;
-  const std::shared_ptr<client::BookedBuffer> buffer;
+  const std::shared_ptr<client::RegistryEntry> buffer;
 };
 
 RegisteredBuffer::RegisteredBuffer() = default;
@@ -29,7 +29,7 @@ namespace client {
 
 absl::StatusOr<RegisteredBuffer> RegisterBuffer(std::shared_ptr<Core> core,
                                                 std::span<std::byte> memory) {
-  OASISKV_ASSIGN_OR_RETURN(std::shared_ptr<BookedBuffer> buffer, core->buffers().Register(memory));
+  OASISKV_ASSIGN_OR_RETURN(std::shared_ptr<RegistryEntry> buffer, core->buffers().Register(memory));
   return RegisteredBuffer(
       std::make_unique<RegisteredBuffer::Impl>(std::move(core), std::move(buffer)));
 }

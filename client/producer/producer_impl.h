@@ -15,7 +15,7 @@ namespace oasiskv {
 // Thread contract: not safe for concurrent use.
 //
 // For each layer tokens come in order, so what is written whole is a prefix of its blocks. Of the
-// block that is partly filled only the producer has the bytes (one block-layer a layer) until later
+// block that is partly filled only the producer has the bytes (one block per layer) until later
 // tokens or Seal complete it.
 class Producer::Impl {
  public:
@@ -43,11 +43,13 @@ class Producer::Impl {
   struct LayerState {
     uint64_t next_token = 0;
     uint32_t committed = 0;  // blocks from 0 on that are published
-    std::vector<std::byte>
-        partial;  // entries of the block that next_token lies in; empty: none begun
-    std::vector<std::byte> summaries;  // [block][head], of complete blocks: for Seal's first top-K
-    std::vector<uint32_t> checksums;   // [block][head], of written blocks, where asked for
-    bool tail_written = false;         // Seal wrote the partly filled block
+    // Entries of the block that next_token lies in; empty: none begun.
+    std::vector<std::byte> partial;
+    // [block][head], of complete blocks: for Seal's first top-K.
+    std::vector<std::byte> summaries;
+    // [block][head], of written blocks, where asked for.
+    std::vector<uint32_t> checksums;
+    bool tail_written = false;  // Seal wrote the partly filled block
   };
 
   absl::Status CheckPhase(const char* call) const;

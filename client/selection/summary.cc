@@ -27,8 +27,8 @@ template <typename Bits>
 void Summarise(uint32_t head_dim, Bits infinity, const std::byte* keys, int64_t key_stride,
                uint32_t tokens, std::byte* summary) {
   using O = Ordered<Bits>;
-  constexpr uint32_t kChunk =
-      256;  // dimensions at a time: key, minimum and maximum stay in the first cache
+  // Dimensions at a time: key, minimum and maximum stay in the first cache.
+  constexpr uint32_t kChunk = 256;
   Bits row[kChunk], low[kChunk], high[kChunk];
   for (uint32_t first = 0; first < head_dim; first += kChunk) {
     const uint32_t n = std::min(kChunk, head_dim - first);

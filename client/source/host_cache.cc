@@ -93,10 +93,7 @@ HostCache::Claim HostCache::Get(uint32_t block, uint32_t layer, uint32_t head,
   MutexLock lock(mutex_);
   auto it = slots_.find(Key(block, layer));
   if (it == slots_.end()) {
-    if (bytes_.load(std::memory_order_relaxed) + slot_bytes() > byte_limit_) {
-      not_kept_.fetch_add(1, std::memory_order_relaxed);
-      return {};
-    }
+    if (bytes_.load(std::memory_order_relaxed) + slot_bytes() > byte_limit_) return {};
     bytes_.fetch_add(slot_bytes(), std::memory_order_relaxed);
     it =
         slots_.emplace(Key(block, layer), Kept{std::make_shared<CacheSlot>(heads_, memory_)}).first;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "client/source/slot_memory.h"
+#include "client/source/registered_slabs.h"
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "oasiskv/geometry.h"
@@ -25,7 +25,7 @@ class Flight;
 // not. Bytes that are present never change: a decoded block takes the place of a fetched one as a
 // slot of its own.
 struct CacheSlot {
-  CacheSlot(uint32_t heads, std::shared_ptr<SlotMemory> its_memory)
+  CacheSlot(uint32_t heads, std::shared_ptr<RegisteredSlabs> its_memory)
       : memory(std::move(its_memory)),
         data(memory->Take()),
         present(heads),
@@ -35,7 +35,7 @@ struct CacheSlot {
   CacheSlot(const CacheSlot&) = delete;
   CacheSlot& operator=(const CacheSlot&) = delete;
 
-  const std::shared_ptr<SlotMemory> memory;
+  const std::shared_ptr<RegisteredSlabs> memory;
   std::byte* const data;
   // Guarded by the cache's mutex.
   std::vector<bool> present;
@@ -50,11 +50,11 @@ struct CacheSlot {
 // there is no other copy.
 class HostCache {
  public:
-  HostCache(const Geometry& geometry, uint64_t byte_limit, SlotMemory::Register register_slab)
+  HostCache(const Geometry& geometry, uint64_t byte_limit, RegisteredSlabs::Register register_slab)
       : heads_(geometry.kv_heads),
         entry_bytes_(geometry.entry_bytes()),
         byte_limit_(byte_limit),
-        memory_(std::make_shared<SlotMemory>(slot_bytes(), std::move(register_slab))) {}
+        memory_(std::make_shared<RegisteredSlabs>(slot_bytes(), std::move(register_slab))) {}
 
   struct Claim {
     enum class Kind {
@@ -87,7 +87,6 @@ class HostCache {
   }
   uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
   uint64_t arrived() const { return arrived_.load(std::memory_order_relaxed); }  // fetched entries
-  uint64_t not_kept() const { return not_kept_.load(std::memory_order_relaxed); }
 
  private:
   static uint64_t Key(uint32_t block, uint32_t layer) { return uint64_t{layer} << 32 | block; }
@@ -95,8 +94,8 @@ class HostCache {
 
   const uint32_t heads_, entry_bytes_;
   const uint64_t byte_limit_;
-  const std::shared_ptr<SlotMemory> memory_;  // fetches land in it directly
-  std::atomic<uint64_t> bytes_{0}, arrived_{0}, not_kept_{0};
+  const std::shared_ptr<RegisteredSlabs> memory_;  // fetches land in it directly
+  std::atomic<uint64_t> bytes_{0}, arrived_{0};
   std::atomic<uint32_t> first_stored_{UINT32_MAX};  // the lowest block of Store
   mutable Mutex mutex_;
   struct Kept {

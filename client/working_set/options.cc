@@ -29,9 +29,9 @@ absl::Status CheckOptions(const WorkingSetOptions& options) {
                                    range.value, range.high));
   }
   if (options.ranked_blocks > options.resident_blocks) {
-    return invalid(
-        absl::StrFormat("ranked_blocks is %d; resident_blocks %d is the most (0: as many)",
-                        options.ranked_blocks, options.resident_blocks));
+    return invalid(absl::StrFormat(
+        "ranked_blocks is %d; it must be at most resident_blocks=%d (0: equal to it)",
+        options.ranked_blocks, options.resident_blocks));
   }
   if (options.query_heads % options.geometry.kv_heads != 0) {
     return invalid(absl::StrFormat("query_heads is %d; it must be a multiple of the %d KV heads",

@@ -5,7 +5,7 @@
 #include "common/pause_point.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
-#include "server/core/core_impl.h"
+#include "server/core/kv_core.h"
 #include "server/lease/range_check.h"
 
 namespace oasiskv::server {
@@ -35,7 +35,7 @@ absl::Status CheckCommitted(const Sequence& sequence, uint32_t block, const Laye
 
 }  // namespace
 
-absl::StatusOr<fabric::PinnedRanges> CoreImpl::Authorize(
+absl::StatusOr<fabric::PinnedRanges> KvCore::Authorize(
     GrantId grant, Epoch epoch, fabric::Access access,
     std::span<const fabric::RemoteRange> ranges) {
   absl::StatusOr<fabric::PinnedRanges> result;
@@ -49,7 +49,7 @@ absl::StatusOr<fabric::PinnedRanges> CoreImpl::Authorize(
   return result;
 }
 
-absl::StatusOr<fabric::PinnedRanges> CoreImpl::AuthorizeLocked(
+absl::StatusOr<fabric::PinnedRanges> KvCore::AuthorizeLocked(
     GrantId id, Epoch epoch, fabric::Access access, std::span<const fabric::RemoteRange> ranges) {
   OASISKV_ASSIGN_OR_RETURN(Grant * grant, grants_->Find(id, epoch));
   if (grant->access != access) {
@@ -86,22 +86,22 @@ absl::StatusOr<fabric::PinnedRanges> CoreImpl::AuthorizeLocked(
   return out;
 }
 
-uint64_t CoreImpl::GrantWord(GrantId grant) const {
+uint64_t KvCore::GrantWord(GrantId grant) const {
   MutexLock lock(mutex_);
   return grants_->Word(grant);
 }
 
-void CoreImpl::WriterFenced(ConnectionId connection, GrantId grant) {
+void KvCore::WriterFenced(ConnectionId connection, GrantId grant) {
   MutexLock lock(mutex_);
   grants_->Fenced(connection, grant);
 }
 
-void CoreImpl::ConnectionOpened(ConnectionId connection) {
+void KvCore::ConnectionOpened(ConnectionId connection) {
   MutexLock lock(mutex_);
   grants_->ConnectionOpened(connection);
 }
 
-void CoreImpl::ConnectionClosed(ConnectionId connection) {
+void KvCore::ConnectionClosed(ConnectionId connection) {
   MutexLock lock(mutex_);
   grants_->ConnectionClosed(connection);
 }

@@ -1,10 +1,9 @@
 // The daemon without its network: sequences, grants and memory behind plain calls. server/service
-// translates gRPC to it.
+// translates gRPC to it, the fabrics ask it through fabric::GrantAuthority.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,201 +12,157 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/fabric/endpoint.h"
-#include "oasiskv/geometry.h"
-#include "oasiskv/ids.h"
-#include "server/pool/huge_pages.h"
-#include "server/sequence/types.h"
+#include "common/log.h"
+#include "common/mutex.h"
+#include "server/core/types.h"
+#include "server/lease/grant_table.h"
+#include "server/lease/served_clock.h"
+#include "server/pool/pool.h"
+#include "server/pool/slab_allocator.h"
+#include "server/sequence/sequence_table.h"
+#include "server/sequence/state_table.h"
 
 namespace oasiskv::server {
 
-// One struct for everything the core can be told; the flags of server/options fill it.
-struct CoreOptions {
-  uint64_t pool_bytes = uint64_t{1} << 30;  // multiple of slab_bytes
-  uint64_t arena_bytes =
-      0;  // 0: one arena of pool_bytes; else a multiple of slab_bytes that divides pool_bytes
-  uint64_t slab_bytes =
-      uint64_t{64}
-      << 20;  // multiple of the page size; frames larger than it get slabs of their own size
-  HugePages huge_pages = HugePages::kOff;
-  int numa_node = -1;           // -1: wherever the kernel likes
-  int touch_threads = 0;        // 0: one per CPU
-  uint32_t max_grants = 65536;  // entries of the grant-word table
-  uint32_t max_sequences = 65536;
-  uint32_t max_blocks_per_sequence = 262144;
-  uint64_t max_blob_bytes = uint64_t{1} << 20;  // per sequence
-  uint64_t max_blobs_bytes = uint64_t{256}
-                             << 20;  // over all sequences: first_topk + blob + checksums
-  // Frame addresses, checksums, first top-K, blob and commits of one attach answer, which is one
-  // gRPC message: 4 MiB less room for framing.
-  uint64_t max_attach_bytes = (uint64_t{4} << 20) - (uint64_t{64} << 10);
-  Duration default_lease = std::chrono::seconds(10);
-  Duration max_lease = std::chrono::minutes(10);
-  // A sealed sequence without a grant for so long (served time) is released; 0: never.
-  Duration unattended_ttl = std::chrono::minutes(10);
-};
+// INVALID_ARGUMENT naming the field when a name is longer than anything the core keeps, or name or
+// model is shorter than `least`. Later refusals print the names, so every call that takes them
+// checks this first.
+absl::Status CheckNames(const std::string& name, const Identity& identity, size_t least);
+inline constexpr size_t kMaxNameBytes = 256;
 
-struct GrantInfoForHolder {
-  GrantId id;
-  Epoch epoch;
-  WordSlot word_slot;
-  Duration lease{0};
-  std::vector<FrameAddress> frames;
-};
-
-struct OpenSpec {
-  std::string name;
-  Identity identity;
-  Geometry geometry;
-  uint32_t blocks = 0;
-  Duration lease{0};        // 0: default
-  ConnectionId connection;  // zero: writes come through a fabric that checks each one
-  bool checksums = false;
-  std::string holder;  // for listings
-};
-struct OpenResult {
-  SequenceId sequence;
-  GrantInfoForHolder grant;
-};
-
-struct ExtendResult {
-  uint32_t first_block = 0;
-  std::vector<FrameAddress> frames;
-};
-
-struct AttachSpec {
-  std::string name;
-  Identity identity;
-  Geometry geometry;
-  uint32_t first_head = 0, head_count = 0;  // 0: all
-  Duration lease{0};
-  bool require_sealed = false;
-  std::string holder;
-};
-struct AttachResult {
-  SequenceId sequence;
-  GrantInfoForHolder grant;
-  SequenceState state = SequenceState::kOpen;
-  uint64_t token_count = 0;
-  std::vector<LayerBlocks> committed;  // empty for a sealed sequence
-  FirstTopK first_topk;
-  std::string blob;
-  std::vector<uint32_t> checksums;  // [block][layer][head]
-};
-
-struct GrantKey {
-  GrantId id;
-  Epoch epoch;
-};
-struct LostGrant {
-  GrantId id;
-  int reason = 0;  // ErrorCode: STALE, LEASE_EXPIRED, NOT_FOUND
-};
-struct RenewResult {
-  Duration lease{0};
-  std::vector<LostGrant> lost;
-};
-
-struct ReleaseResult {
-  uint32_t grants = 0, sequences = 0;
-};
-
-struct FrameClassInfo {
-  uint64_t frame_stride = 0, slabs = 0, frames = 0, frames_used = 0;
-};
-struct CapacityInfo {  // meanings: oasiskv.v1.GetCapacityResponse
-  uint64_t pool_bytes = 0, free_bytes = 0, used_bytes = 0, quarantined_bytes = 0,
-           overhead_bytes = 0;
-  uint64_t metadata_bytes = 0, slab_bytes = 0, slabs_total = 0, slabs_free = 0;
-  uint32_t arenas = 0;
-  bool huge_pages = false, huge_pages_fell_back = false;
-  uint64_t sequences_open = 0, sequences_sealed = 0, sequences_released = 0;
-  uint64_t grants_reader = 0, grants_writer = 0;
-  std::vector<FrameClassInfo> classes;
-};
-struct SequenceInfo {
-  SequenceId id;
-  std::string name;
-  Identity identity;
-  Geometry geometry;
-  SequenceState state = SequenceState::kOpen;
-  uint32_t blocks = 0, readers = 0;
-  uint64_t bytes = 0, token_count = 0, committed_layer_blocks = 0;
-  Duration age{0};
-};
-struct GrantInfo {
-  GrantId id;
-  Epoch epoch;
-  bool writer = false, quarantined = false;
-  SequenceId sequence;
-  std::string sequence_name, holder;
-  Duration lease_left{0};
-  uint32_t frames = 0, first_head = 0, head_count = 0;
-};
-
-// Counters since start; each is one metric.
-struct CoreCounters {
-  uint64_t opens = 0, attaches = 0, commits = 0, seals = 0, renewals = 0;
-  uint64_t grants_released = 0, grants_expired = 0, grants_revoked = 0;  // revoked: abort and evict
-  uint64_t sequences_aborted = 0, sequences_released = 0,
-           sequences_expired = 0;     // expired: the writer's lease ended before seal
-  uint64_t sequences_unattended = 0;  // released because nobody had a grant for unattended_ttl
-  uint64_t stale_requests = 0,
-           expired_requests = 0;  // calls and data requests refused for that reason
-  uint64_t capacity_refusals = 0;
-};
-
-// Thread contract: safe for concurrent use.
+// Thread contract: safe for concurrent use. Pins of Authorize must be gone before it is destroyed.
 //
-// Implements the sequence state table of server/sequence/README.md and the rule of design.md
-// section 3. Time passes only while someone calls Tick: Tick(now) credits at most kMaxTick since
-// the last call (a daemon that was stopped expires nobody for it), then expires grants, then
-// releases unattended sequences.
-class KvCore : public fabric::GrantAuthority {
+// Implements the state table of server/sequence/README.md and the rules of server/lease/README.md.
+// One mutex guards all tables. Copies of blobs, and the pause between changing grant words and
+// letting go of frames, happen outside it. Calls on very many grants take the mutex in portions.
+//
+// Time passes only in Tick(now), in this order:
+//   1. credit the time since the last call, at most kMaxTick (a daemon that was stopped expires
+//      nobody for it);
+//   2. expire grants;
+//   3. release unattended sequences.
+class KvCore final : public fabric::GrantAuthority {
  public:
   static constexpr Duration kMaxTick = std::chrono::milliseconds(500);
 
-  // Maps and touches the pool (this takes time: about 0.3 s a GiB). Errors: INVALID_ARGUMENT naming
+  // Maps and touches the pool (this takes about 0.3 s per GiB). Errors: INVALID_ARGUMENT naming
   // the option, CAPACITY.
   static absl::StatusOr<std::unique_ptr<KvCore>> Create(const CoreOptions& options,
                                                         const Clock& clock);
-  ~KvCore() override = default;
 
-  virtual absl::StatusOr<OpenResult> Open(const OpenSpec& spec) = 0;
-  virtual absl::StatusOr<ExtendResult> Extend(GrantKey writer, uint32_t blocks) = 0;
-  virtual absl::Status Commit(GrantKey writer, std::span<const LayerBlocks> ranges,
-                              std::span<const uint32_t> checksums) = 0;
-  virtual absl::Status Seal(GrantKey writer, uint64_t token_count, FirstTopK first_topk,
-                            std::string blob) = 0;
-  virtual absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) = 0;
-  // Blocks until `name` exists and is sealed (OK), `deadline` passed (NOT_FOUND or NOT_SEALED), it
-  // was aborted (WRONG_STATE), or StopWaiting (DRAINING).
-  virtual absl::Status WaitSealed(const std::string& name, const Identity& identity,
-                                  MonotonicTime deadline) = 0;
-  virtual void StopWaiting() = 0;
-  virtual absl::StatusOr<RenewResult> Renew(std::span<const GrantKey> grants, Duration lease) = 0;
-  virtual absl::StatusOr<ReleaseResult> Release(std::span<const GrantKey> grants,
-                                                std::span<const std::string> sequences,
-                                                const Identity& identity) = 0;
+  absl::StatusOr<OpenResult> Open(const OpenSpec& spec);
+  absl::StatusOr<ExtendResult> Extend(GrantKey writer, uint32_t blocks);
+  absl::Status Commit(GrantKey writer, std::span<const LayerBlocks> ranges,
+                      std::span<const uint32_t> checksums);
+  absl::Status Seal(GrantKey writer, uint64_t token_count, FirstTopK first_topk, std::string blob);
+  absl::StatusOr<AttachResult> Attach(const AttachSpec& spec);
+  // OK when `name` is sealed; else NOT_FOUND, NOT_SEALED, IDENTITY_MISMATCH or DRAINING.
+  absl::Status CheckSealed(const std::string& name, const Identity& identity) const;
+  absl::StatusOr<RenewResult> Renew(std::span<const GrantKey> grants, Duration lease);
+  absl::StatusOr<ReleaseResult> Release(std::span<const GrantKey> grants,
+                                        std::span<const std::string> sequences,
+                                        const Identity& identity);
   // The number of grants revoked; 0 when the sequence is gone already.
-  virtual absl::StatusOr<uint32_t> Abort(const std::string& name, const Identity& identity) = 0;
+  absl::StatusOr<uint32_t> Abort(const std::string& name, const Identity& identity);
 
-  virtual void SetDraining(bool draining) = 0;
-  virtual bool draining() const = 0;
-  virtual void Tick(MonotonicTime now) = 0;
+  void SetDraining(bool draining);
+  bool draining() const;
+  void Tick(MonotonicTime now);
   // Connections of writers that hold frames in quarantine and have had `patience` (served time) to
   // fence the grant that was revoked. Where the daemon can end a connection, this is when.
-  virtual std::vector<ConnectionId> UnfencedWriters(Duration patience) const = 0;
+  std::vector<ConnectionId> UnfencedWriters(Duration patience) const;
 
-  virtual CapacityInfo Capacity() const = 0;
-  virtual CoreCounters Counters() const = 0;
+  CapacityInfo Capacity() const;
+  CoreCounters Counters() const;
   // Up to `limit` items with ids above `after`, ascending.
-  virtual std::vector<SequenceInfo> Sequences(SequenceId after, uint32_t limit,
-                                              const std::string& tenant) const = 0;
-  virtual std::vector<GrantInfo> Grants(GrantId after, uint32_t limit) const = 0;
+  std::vector<SequenceInfo> Sequences(SequenceId after, uint32_t limit,
+                                      const std::string& tenant) const;
+  std::vector<GrantInfo> Grants(GrantId after, uint32_t limit) const;
 
-  virtual fabric::ExportedMemory Export() const = 0;
-  virtual uint64_t incarnation() const = 0;
-  virtual const CoreOptions& options() const = 0;
+  fabric::ExportedMemory Export() const;
+  uint64_t incarnation() const { return incarnation_; }
+  const CoreOptions& options() const { return options_; }
+
+  absl::StatusOr<fabric::PinnedRanges> Authorize(
+      GrantId grant, Epoch epoch, fabric::Access access,
+      std::span<const fabric::RemoteRange> ranges) override;
+  uint64_t GrantWord(GrantId grant) const override;
+  void WriterFenced(ConnectionId connection, GrantId grant) override;
+  void ConnectionOpened(ConnectionId connection) override;
+  void ConnectionClosed(ConnectionId connection) override;
+
+ private:
+  KvCore(const CoreOptions& options, const Clock& clock, std::unique_ptr<Pool> pool);
+  absl::Status Init();
+
+  // What the first step of an ending leaves for the second.
+  struct Ending {
+    struct Frames {
+      std::shared_ptr<const SequenceBody> body;
+      uint32_t from = 0, to = 0;
+    };
+    std::vector<Grant*> grants;  // revoked
+    std::vector<Frames> frames;  // a sequence's own references
+  };
+
+  absl::StatusOr<OpenResult> OpenLocked(const OpenSpec& spec, Duration lease)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<ExtendResult> ExtendLocked(GrantKey writer, uint32_t blocks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CommitLocked(GrantKey writer, std::span<const LayerBlocks> ranges,
+                            std::span<const uint32_t> checksums)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status SealLocked(GrantKey writer, uint64_t token_count, FirstTopK& first_topk,
+                          std::string& blob, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckRelease(std::span<const GrantKey> grants,
+                            std::span<const std::string> sequences, const Identity& identity)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<fabric::PinnedRanges> AuthorizeLocked(GrantId id, Epoch epoch,
+                                                       fabric::Access access,
+                                                       std::span<const fabric::RemoteRange> ranges)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // The live writer's grant, its sequence advanced by `op`.
+  absl::StatusOr<Grant*> FindWriter(GrantKey key, SequenceOp op)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The default for 0; INVALID_ARGUMENT for a lease out of bounds.
+  absl::StatusOr<Duration> LeaseOf(Duration asked) const;
+  GrantInfoForHolder Describe(const Grant& grant, Duration lease) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<FrameAddress> Addresses(std::span<const Frame> frames) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t ChecksumBytes(const Sequence& sequence, uint32_t blocks) const;
+  // CAPACITY when the answer to an attach would exceed max_attach_bytes: nobody could read it.
+  absl::Status CheckAttachable(const Geometry& geometry, bool checksums, uint32_t blocks,
+                               uint64_t seal_bytes) const;
+  // Counts a refusal by its code and passes it on.
+  absl::Status Refused(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // First step of an ending: words change, tables forget.
+  void EndGrant(Grant& grant, GrantEnd end, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint32_t AbortSequence(Sequence& sequence, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LoseGrant(Grant& grant, GrantEnd end, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseSequence(Sequence& sequence, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseUnattended(Sequence& sequence, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TickGrants() ABSL_LOCKS_EXCLUDED(mutex_);
+  void TickSequences() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Second step: frames go.
+  void Finish(const Ending& ending) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Constant after construction.
+  const CoreOptions options_;
+  const Clock& clock_;  // outlives the core
+  const uint64_t incarnation_;
+  LogGate lost_writers_, unattended_;  // self-synchronized
+  const std::unique_ptr<Pool> pool_;   // its free map is the allocator's, under mutex_
+
+  mutable Mutex mutex_;
+  SlabAllocator allocator_ ABSL_GUARDED_BY(mutex_);
+  SequenceTable sequences_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<GrantTable> grants_ ABSL_GUARDED_BY(mutex_);
+  ServedClock served_ ABSL_GUARDED_BY(mutex_);
+  CoreCounters counters_ ABSL_GUARDED_BY(mutex_);
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace oasiskv::server

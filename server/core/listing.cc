@@ -1,9 +1,9 @@
 // What operators see.
-#include "server/core/core_impl.h"
+#include "server/core/kv_core.h"
 
 namespace oasiskv::server {
 
-CapacityInfo CoreImpl::Capacity() const {
+CapacityInfo KvCore::Capacity() const {
   MutexLock lock(mutex_);
   CapacityInfo info;
   info.pool_bytes = pool_->pool_bytes();
@@ -43,13 +43,13 @@ CapacityInfo CoreImpl::Capacity() const {
   return info;
 }
 
-CoreCounters CoreImpl::Counters() const {
+CoreCounters KvCore::Counters() const {
   MutexLock lock(mutex_);
   return counters_;
 }
 
-std::vector<SequenceInfo> CoreImpl::Sequences(SequenceId after, uint32_t limit,
-                                              const std::string& tenant) const {
+std::vector<SequenceInfo> KvCore::Sequences(SequenceId after, uint32_t limit,
+                                            const std::string& tenant) const {
   std::vector<SequenceInfo> out;
   MutexLock lock(mutex_);
   const MonotonicTime now = clock_.Now();
@@ -77,7 +77,7 @@ std::vector<SequenceInfo> CoreImpl::Sequences(SequenceId after, uint32_t limit,
   return out;
 }
 
-std::vector<GrantInfo> CoreImpl::Grants(GrantId after, uint32_t limit) const {
+std::vector<GrantInfo> KvCore::Grants(GrantId after, uint32_t limit) const {
   std::vector<GrantInfo> out;
   MutexLock lock(mutex_);
   const Duration served = served_.At(clock_.Now());
@@ -103,7 +103,7 @@ std::vector<GrantInfo> CoreImpl::Grants(GrantId after, uint32_t limit) const {
   return out;
 }
 
-fabric::ExportedMemory CoreImpl::Export() const {
+fabric::ExportedMemory KvCore::Export() const {
   fabric::ExportedMemory memory;
   for (const Arena& arena : pool_->arenas()) {
     memory.arenas.push_back({arena.id(), arena.fd(), arena.base(), arena.bytes()});

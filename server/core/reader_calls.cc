@@ -1,4 +1,4 @@
-// Attach, WaitSealed, Renew, Release and Abort.
+// Attach, CheckSealed, Renew, Release and Abort.
 #include <algorithm>
 #include <utility>
 
@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
-#include "server/core/core_impl.h"
+#include "server/core/kv_core.h"
 
 namespace oasiskv::server {
 namespace {
@@ -40,7 +40,7 @@ absl::Status ResolveHeads(const Geometry& g, uint32_t first, uint32_t& count) {
 
 }  // namespace
 
-absl::StatusOr<AttachResult> CoreImpl::Attach(const AttachSpec& spec) {
+absl::StatusOr<AttachResult> KvCore::Attach(const AttachSpec& spec) {
   OASISKV_RETURN_IF_ERROR(CheckNames(spec.name, spec.identity, 0));
   OASISKV_ASSIGN_OR_RETURN(const Duration lease, LeaseOf(spec.lease));
   AttachResult result;
@@ -106,58 +106,21 @@ absl::StatusOr<AttachResult> CoreImpl::Attach(const AttachSpec& spec) {
   return result;
 }
 
-absl::Status CoreImpl::WaitSealed(const std::string& name, const Identity& identity,
-                                  MonotonicTime deadline) {
+absl::Status KvCore::CheckSealed(const std::string& name, const Identity& identity) const {
   OASISKV_RETURN_IF_ERROR(CheckNames(name, identity, 0));
-  const NameKey key(identity.tenant, name);
   MutexLock lock(mutex_);
-  if (stopped_waiting_ || draining_) {
+  if (draining_) {
     return MakeError(ErrorCode::kDraining, "the daemon drains; attach on another one");
   }
-  if (const Sequence* sequence = sequences_.FindLive(key.first, key.second)) {
-    OASISKV_RETURN_IF_ERROR(sequence->body->identity.CheckSame(identity));
-    if (sequence->state == SequenceState::kSealed) return absl::OkStatus();
-  }
-  // From here to the wait the mutex stays held: whoever ends the wait sees the waiter.
-  Waiter waiter;
-  waiters_[key].push_back(&waiter);
-  while (!waiter.outcome) {
-    if (!waiter.changed.WaitUntil(mutex_, deadline) && !waiter.outcome &&
-        std::chrono::steady_clock::now() >= deadline) {
-      break;
-    }
-  }
-  if (waiter.outcome) return *waiter.outcome;  // whoever set it has taken the waiter off the list
-  const auto it = waiters_.find(key);
-  std::erase(it->second, &waiter);
-  if (it->second.empty()) waiters_.erase(it);
-  const Sequence* sequence = sequences_.FindLive(key.first, key.second);
+  const Sequence* sequence = sequences_.FindLive(identity.tenant, name);
   if (sequence == nullptr) return NoSequence(name, identity);
+  OASISKV_RETURN_IF_ERROR(sequence->body->identity.CheckSame(identity));
+  if (sequence->state == SequenceState::kSealed) return absl::OkStatus();
   return MakeError(ErrorCode::kNotSealed,
                    absl::StrFormat("sequence \"%s\" is still open; wait longer", name));
 }
 
-void CoreImpl::Notify(const NameKey& name, const absl::Status& outcome) {
-  const auto it = waiters_.find(name);
-  if (it == waiters_.end()) return;
-  for (Waiter* waiter : it->second) {
-    waiter->outcome = outcome;
-    waiter->changed.NotifyAll();
-  }
-  waiters_.erase(it);
-}
-
-void CoreImpl::NotifyAll(const absl::Status& outcome) {
-  while (!waiters_.empty()) Notify(NameKey(waiters_.begin()->first), outcome);
-}
-
-void CoreImpl::StopWaiting() {
-  MutexLock lock(mutex_);
-  stopped_waiting_ = true;
-  NotifyAll(MakeError(ErrorCode::kDraining, "the daemon stops; attach on another one"));
-}
-
-absl::StatusOr<RenewResult> CoreImpl::Renew(std::span<const GrantKey> grants, Duration lease) {
+absl::StatusOr<RenewResult> KvCore::Renew(std::span<const GrantKey> grants, Duration lease) {
   RenewResult result;
   OASISKV_ASSIGN_OR_RETURN(result.lease, LeaseOf(lease));
   for (const auto keys : Portions(grants)) {
@@ -177,9 +140,9 @@ absl::StatusOr<RenewResult> CoreImpl::Renew(std::span<const GrantKey> grants, Du
   return result;
 }
 
-absl::Status CoreImpl::CheckRelease(std::span<const GrantKey> grants,
-                                    std::span<const std::string> sequences,
-                                    const Identity& identity) {
+absl::Status KvCore::CheckRelease(std::span<const GrantKey> grants,
+                                  std::span<const std::string> sequences,
+                                  const Identity& identity) {
   if (sequences.empty()) return absl::OkStatus();
   // A writer that gives up its grant here throws its sequence away, which ends it as well.
   absl::flat_hash_set<SequenceId> end_with_grant;
@@ -203,9 +166,9 @@ absl::Status CoreImpl::CheckRelease(std::span<const GrantKey> grants,
   return absl::OkStatus();
 }
 
-absl::StatusOr<ReleaseResult> CoreImpl::Release(std::span<const GrantKey> grants,
-                                                std::span<const std::string> sequences,
-                                                const Identity& identity) {
+absl::StatusOr<ReleaseResult> KvCore::Release(std::span<const GrantKey> grants,
+                                              std::span<const std::string> sequences,
+                                              const Identity& identity) {
   OASISKV_RETURN_IF_ERROR(CheckNames("", identity, 0));
   OASISKV_RETURN_IF_ERROR(CheckRelease(grants, sequences, identity));
   ReleaseResult result;
@@ -243,7 +206,7 @@ absl::StatusOr<ReleaseResult> CoreImpl::Release(std::span<const GrantKey> grants
   return result;
 }
 
-absl::StatusOr<uint32_t> CoreImpl::Abort(const std::string& name, const Identity& identity) {
+absl::StatusOr<uint32_t> KvCore::Abort(const std::string& name, const Identity& identity) {
   OASISKV_RETURN_IF_ERROR(CheckNames(name, identity, 0));
   Ending ending;
   uint32_t revoked = 0;

@@ -6,7 +6,7 @@
 #include "absl/strings/str_format.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
-#include "server/core/core_impl.h"
+#include "server/core/kv_core.h"
 
 namespace oasiskv::server {
 namespace {
@@ -108,7 +108,7 @@ absl::Status CheckTopK(const FirstTopK& topk, const Geometry& g, uint32_t blocks
 
 }  // namespace
 
-absl::StatusOr<Grant*> CoreImpl::FindWriter(GrantKey key, SequenceOp op) {
+absl::StatusOr<Grant*> KvCore::FindWriter(GrantKey key, SequenceOp op) {
   OASISKV_ASSIGN_OR_RETURN(Grant * grant,
                            grants_->Find(key.id, key.epoch, GrantTable::AfterSeal::kWrongState));
   if (!grant->writer()) {
@@ -121,7 +121,7 @@ absl::StatusOr<Grant*> CoreImpl::FindWriter(GrantKey key, SequenceOp op) {
   return grant;
 }
 
-absl::StatusOr<OpenResult> CoreImpl::Open(const OpenSpec& spec) {
+absl::StatusOr<OpenResult> KvCore::Open(const OpenSpec& spec) {
   OASISKV_RETURN_IF_ERROR(CheckSpec(spec, options_));
   OASISKV_RETURN_IF_ERROR(CheckAttachable(spec.geometry, spec.checksums, spec.blocks, 0));
   OASISKV_ASSIGN_OR_RETURN(const Duration lease, LeaseOf(spec.lease));
@@ -132,7 +132,7 @@ absl::StatusOr<OpenResult> CoreImpl::Open(const OpenSpec& spec) {
   return result;
 }
 
-absl::StatusOr<OpenResult> CoreImpl::OpenLocked(const OpenSpec& spec, Duration lease) {
+absl::StatusOr<OpenResult> KvCore::OpenLocked(const OpenSpec& spec, Duration lease) {
   if (draining_) return MakeError(ErrorCode::kDraining, "the daemon drains; open on another one");
   if (spec.connection != ConnectionId() && !grants_->IsOpen(spec.connection)) {
     return MakeError(
@@ -173,14 +173,14 @@ absl::StatusOr<OpenResult> CoreImpl::OpenLocked(const OpenSpec& spec, Duration l
   return OpenResult{body->id, Describe(grant, lease)};
 }
 
-absl::StatusOr<ExtendResult> CoreImpl::Extend(GrantKey writer, uint32_t blocks) {
+absl::StatusOr<ExtendResult> KvCore::Extend(GrantKey writer, uint32_t blocks) {
   MutexLock lock(mutex_);
   absl::StatusOr<ExtendResult> result = ExtendLocked(writer, blocks);
   if (!result.ok()) return Refused(result.status());
   return result;
 }
 
-absl::StatusOr<ExtendResult> CoreImpl::ExtendLocked(GrantKey writer, uint32_t blocks) {
+absl::StatusOr<ExtendResult> KvCore::ExtendLocked(GrantKey writer, uint32_t blocks) {
   OASISKV_ASSIGN_OR_RETURN(Grant * grant, FindWriter(writer, SequenceOp::kExtend));
   Sequence& sequence = *grant->sequence;
   if (blocks == 0) return Bad("extend by 0 blocks; ask for at least 1");
@@ -213,8 +213,8 @@ absl::StatusOr<ExtendResult> CoreImpl::ExtendLocked(GrantKey writer, uint32_t bl
   return ExtendResult{first, Addresses(std::span(sequence.body->frames).subspan(first, blocks))};
 }
 
-absl::Status CoreImpl::Commit(GrantKey writer, std::span<const LayerBlocks> ranges,
-                              std::span<const uint32_t> checksums) {
+absl::Status KvCore::Commit(GrantKey writer, std::span<const LayerBlocks> ranges,
+                            std::span<const uint32_t> checksums) {
   MutexLock lock(mutex_);
   const absl::Status status = CommitLocked(writer, ranges, checksums);
   if (!status.ok()) return Refused(status);
@@ -222,8 +222,8 @@ absl::Status CoreImpl::Commit(GrantKey writer, std::span<const LayerBlocks> rang
   return status;
 }
 
-absl::Status CoreImpl::CommitLocked(GrantKey writer, std::span<const LayerBlocks> ranges,
-                                    std::span<const uint32_t> checksums) {
+absl::Status KvCore::CommitLocked(GrantKey writer, std::span<const LayerBlocks> ranges,
+                                  std::span<const uint32_t> checksums) {
   OASISKV_ASSIGN_OR_RETURN(Grant * grant, FindWriter(writer, SequenceOp::kCommit));
   Sequence& sequence = *grant->sequence;
   OASISKV_RETURN_IF_ERROR(CheckCommit(sequence, ranges, checksums));
@@ -235,8 +235,8 @@ absl::Status CoreImpl::CommitLocked(GrantKey writer, std::span<const LayerBlocks
   return absl::OkStatus();
 }
 
-absl::Status CoreImpl::Seal(GrantKey writer, uint64_t token_count, FirstTopK first_topk,
-                            std::string blob) {
+absl::Status KvCore::Seal(GrantKey writer, uint64_t token_count, FirstTopK first_topk,
+                          std::string blob) {
   Ending ending;
   {
     MutexLock lock(mutex_);
@@ -248,8 +248,8 @@ absl::Status CoreImpl::Seal(GrantKey writer, uint64_t token_count, FirstTopK fir
   return absl::OkStatus();
 }
 
-absl::Status CoreImpl::SealLocked(GrantKey writer, uint64_t token_count, FirstTopK& first_topk,
-                                  std::string& blob, Ending& ending) {
+absl::Status KvCore::SealLocked(GrantKey writer, uint64_t token_count, FirstTopK& first_topk,
+                                std::string& blob, Ending& ending) {
   OASISKV_ASSIGN_OR_RETURN(Grant * grant, FindWriter(writer, SequenceOp::kSeal));
   Sequence& sequence = *grant->sequence;
   const Geometry& g = sequence.body->geometry;
@@ -289,7 +289,6 @@ absl::Status CoreImpl::SealLocked(GrantKey writer, uint64_t token_count, FirstTo
   if (spare > 0) ending.frames.push_back({sequence.body, needed, sequence.blocks});
   sequence.blocks = needed;
   EndGrant(*grant, GrantEnd::kSealed, ending);
-  Notify({sequence.body->identity.tenant, sequence.body->name}, absl::OkStatus());
   return absl::OkStatus();
 }
 

@@ -76,7 +76,6 @@ struct Daemon::Impl {
     control.reset();
     metrics.reset();
     core_metrics.reset();
-    if (core != nullptr) core->StopWaiting();
     endpoints.clear();
     core.reset();
   }

@@ -105,7 +105,7 @@ absl::StatusOr<Grant*> GrantTable::Find(GrantId id, Epoch epoch, AfterSeal after
                                      it->second.end == GrantEnd::kAborted ? "aborted or evicted"
                                                                           : "given back"));
   }
-  // An id this life of the daemon has not given is an earlier life's, or nobody's.
+  // An id that this run of the daemon has not given is from an earlier run, or made up.
   const bool given_here = id.value() >= first_id_ && id.value() < next_id_;
   if (!given_here && id != GrantId()) {
     return MakeError(

@@ -29,8 +29,10 @@ enum class GrantEnd : uint8_t { kReleased, kSealed, kExpired, kAborted };
 
 // Thread contract: guarded by the core's mutex.
 struct Grant {
-  // kLive -> kRevoked (the word has changed) -> kHolding (no longer waits for its end's second
-  // step; a fence or a request in flight holds the frames) -> gone.
+  //   kLive     readers may use it
+  //   kRevoked  the word has changed; the second step of its end is still to come
+  //   kHolding  that step is done; a fence or a request in flight still holds the frames
+  // After that it is gone.
   enum class Phase : uint8_t { kLive, kRevoked, kHolding };
 
   GrantId id;
@@ -75,8 +77,8 @@ class GrantTable {
   void Grow(Grant& grant, uint32_t frames);
   void Prolong(Grant& grant, Duration expires);
 
-  // The live grant, or why there is none: NOT_FOUND, STALE, LEASE_EXPIRED; WRONG_STATE where
-  // `sealed_is_wrong_state` and the grant ended by sealing its sequence.
+  // The live grant, or why there is none: NOT_FOUND, STALE, LEASE_EXPIRED; WRONG_STATE with
+  // kWrongState where the grant ended by sealing its sequence.
   enum class AfterSeal { kStale, kWrongState };
   absl::StatusOr<Grant*> Find(GrantId id, Epoch epoch, AfterSeal after_seal = AfterSeal::kStale);
   std::vector<Grant*> OfSequence(SequenceId id) const;
@@ -99,7 +101,7 @@ class GrantTable {
   // Connections that a quarantine has waited for since `served` or longer, each once.
   std::vector<ConnectionId> UnfencedSince(Duration served) const;
 
-  // As a reader would see the word of a live grant or of one that ended not long ago; else 0.
+  // The word of a live grant, or of one that ended not long ago, as a reader sees it; else 0.
   uint64_t Word(GrantId id) const;
   const GrantWords& words() const { return words_; }
   uint64_t readers() const { return readers_; }

@@ -29,7 +29,7 @@ class RangeChecker {
   // Blocks [0, blocks) and heads [first_head, first_head + head_count) of `geometry`.
   RangeChecker(const Geometry& geometry, uint32_t blocks, uint32_t first_head, uint32_t head_count);
 
-  // Fills `touched`. OUT_OF_RANGE: block, an empty range, one beyond frame_bytes. FOREIGN: a head
+  // Fills `touched`. OUT_OF_RANGE: the block, an empty range, or one beyond frame_bytes. FOREIGN: a head
   // that is not covered; a range over several entries (summaries) must be covered with every one
   // that it touches. `index` names the range in the text.
   absl::Status Check(const fabric::RemoteRange& range, size_t index, TouchedLayers& touched) const;

@@ -7,9 +7,12 @@
 #include "absl/status/statusor.h"
 #include "common/mapped_memory.h"
 #include "oasiskv/ids.h"
-#include "server/pool/huge_pages.h"
 
 namespace oasiskv::server {
+
+// kOff: pages of the normal size. kPrefer: huge pages, or normal ones (recorded, with a warning)
+// where there are too few. kRequire: huge pages, or the daemon does not start.
+enum class HugePages { kOff, kPrefer, kRequire };
 
 struct ArenaOptions {
   ArenaId id;

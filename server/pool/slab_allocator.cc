@@ -118,13 +118,6 @@ std::byte* SlabAllocator::Data(Frame frame) const {
   return pool_.SlabData(frame.slab) + frame.index * slabs_[frame.slab].stride;
 }
 
-uint32_t SlabAllocator::RefCount(Frame frame) const {
-  const Slab& slab = slabs_[frame.slab];
-  if (slab.capacity == 0) return 0;
-  const uint32_t ref = slab.capacity == 1 ? slab.single_ref : slab.cells[frame.index];
-  return ref & ~kQuarantineBit;
-}
-
 uint64_t SlabAllocator::free_bytes() const {
   uint64_t bytes = pool_.slabs_free() * pool_.slab_bytes();
   for (const auto& [stride, c] : classes_) bytes += (c.slabs * c.capacity - c.used) * stride;

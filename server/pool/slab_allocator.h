@@ -33,7 +33,7 @@ struct SlabClassStats {
 // whole request before scattered ones, so that neighbouring blocks lie side by side. Memory is not
 // cleared between two users: the grant rules keep old bytes unread.
 //
-// A reference may be marked as a quarantine's (at most one per frame): what only that reference
+// One reference per frame may be marked as that of a quarantined writer: what only that reference
 // holds is counted apart.
 class SlabAllocator {
  public:
@@ -51,7 +51,6 @@ class SlabAllocator {
 
   FrameAddress Address(Frame frame) const;
   std::byte* Data(Frame frame) const;
-  uint32_t RefCount(Frame frame) const;
 
   // free + used + overhead = the pool's bytes, always.
   uint64_t free_bytes() const;
@@ -68,14 +67,14 @@ class SlabAllocator {
     uint32_t capacity = 0;    // frames
     uint32_t free = 0;        // frames
     uint32_t single_ref = 0;  // the reference word when capacity is 1
-    // Reference words [capacity], then the free map, one bit a frame; null when capacity is 1.
+    // Reference words [capacity], then the free map, one bit per frame; null when capacity is 1.
     std::unique_ptr<uint32_t[]> cells;
   };
   static_assert(sizeof(Slab) <= 32, "a slab of one frame must stay within the metadata budget");
 
   struct Class {
-    uint32_t capacity = 0;  // frames a slab
-    uint32_t span = 0;      // pool slabs a slab
+    uint32_t capacity = 0;  // frames per slab
+    uint32_t span = 0;      // slabs of the pool per slab of the class
     uint64_t slabs = 0;
     uint64_t used = 0;
     absl::btree_set<uint32_t> partial;  // slabs with used and free frames, by address

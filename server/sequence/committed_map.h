@@ -20,7 +20,7 @@ class CommittedMap {
   std::optional<uint32_t> FirstMissing(uint32_t block, uint32_t first, uint32_t last) const;
   std::optional<uint32_t> FirstCommitted(uint32_t block, uint32_t first, uint32_t last) const;
   // What is committed, as ranges; blocks of equal layers are put together. Nothing when that takes
-  // more than `most`: who commits in a pattern can make as many as there are layers and blocks.
+  // more than `most`: a caller that commits in a pattern can make one per layer and block.
   std::optional<std::vector<LayerBlocks>> Runs(size_t most) const;
   // How many bits are set.
   uint64_t count() const { return count_; }

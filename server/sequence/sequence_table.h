@@ -52,7 +52,6 @@ class SequenceTable {
   void Refund(Sequence& sequence, uint64_t bytes);
 
   const absl::btree_map<SequenceId, std::unique_ptr<Sequence>>& all() const { return by_id_; }
-  uint64_t budget_used() const { return budget_used_; }
 
  private:
   using Key = std::pair<std::string, std::string>;  // tenant, name

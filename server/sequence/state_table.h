@@ -13,11 +13,11 @@
 namespace oasiskv::server {
 
 enum class SequenceOp : uint8_t {
-  kExtend,        // writer
-  kCommit,        // writer
-  kSeal,          // writer
-  kWriterLost,    // the daemon: the writer's lease expired, or the writer released its grant before
-                  // sealing
+  kExtend,  // writer
+  kCommit,  // writer
+  kSeal,    // writer
+  // The daemon: the writer's lease expired, or the writer released its grant before sealing.
+  kWriterLost,
   kAttach,        // anyone who knows the name
   kAttachSealed,  // the same, of a sealed sequence only
   kRelease,       // anyone who knows the name

@@ -133,8 +133,7 @@ void AttachWaiters::Look(uint64_t id) {
     waiter = {w.core, w.name, w.identity, w.deadline, nullptr, w.seen_open};
   }
   const MonotonicTime now = Clock::Real().Now();
-  // With a deadline in the past this looks without waiting.
-  absl::Status status = waiter.core->WaitSealed(waiter.name, waiter.identity, now);
+  absl::Status status = waiter.core->CheckSealed(waiter.name, waiter.identity);
   const ErrorCode code = ErrorCodeOf(status);
   if (code == ErrorCode::kNotFound && waiter.seen_open) {
     status =

@@ -1,7 +1,7 @@
 // Registered buffers on fabrics that make no copies: handles that do nothing and forbid nothing.
 #include <cstring>
 
-#include "client/source/slot_memory.h"
+#include "client/source/registered_slabs.h"
 #include "tests/integration/client_fixture.h"
 
 namespace oasiskv::testing {
@@ -47,10 +47,10 @@ TEST_P(ClientBufferTest, NoMemoryIsRefused) {
 }
 
 // What a host cache lies in: every place within a registered slab, none handed out twice.
-TEST(SlotMemoryTest, PlacesLieInRegisteredSlabsAndAreUsedAgain) {
+TEST(RegisteredSlabsTest, PlacesLieInRegisteredSlabsAndAreUsedAgain) {
   constexpr uint64_t kPlace = 300 << 10;
   std::vector<std::span<std::byte>> slabs;
-  client::SlotMemory memory(kPlace, [&](std::span<std::byte> slab) {
+  client::RegisteredSlabs memory(kPlace, [&](std::span<std::byte> slab) {
     slabs.push_back(slab);
     return std::vector<RegisteredBuffer>();
   });
@@ -76,8 +76,8 @@ TEST(SlotMemoryTest, PlacesLieInRegisteredSlabsAndAreUsedAgain) {
   EXPECT_EQ(memory.Take(), places[7]);
 }
 
-TEST(SlotMemoryTest, APlaceLargerThanASlabHasOneOfItsOwn) {
-  client::SlotMemory memory(uint64_t{40} << 20, nullptr);
+TEST(RegisteredSlabsTest, APlaceLargerThanASlabHasOneOfItsOwn) {
+  client::RegisteredSlabs memory(uint64_t{40} << 20, nullptr);
   EXPECT_NE(memory.Take(), nullptr);
   EXPECT_EQ(memory.slab_bytes(), uint64_t{40} << 20);
 }

@@ -17,8 +17,8 @@ namespace oasiskv {
 namespace {
 
 constexpr std::chrono::seconds kReadDeadline{30};
-constexpr size_t kLayersInFlight =
-    4;  // keeps the link busy while pages of the next layer are listed
+// Keeps the link busy while pages of the next layer are listed.
+constexpr size_t kLayersInFlight = 4;
 
 class Admitter {
  public:

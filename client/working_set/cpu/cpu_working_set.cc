@@ -1,8 +1,9 @@
-// Requests that come and go, decoded tokens, and what attention sees.
 #include "client/working_set/cpu/cpu_working_set.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -109,8 +110,8 @@ absl::Status CpuWorkingSet::Leave(RequestSlot slot) {
     LayerState& state = State(LayerIndex(l), slot);
     if (state.job == nullptr) continue;
     const Outcome outcome = pipeline_.Drop(state.row);
-    // What a dropped row would have become is nobody's matter any more, its errors neither.
-    if (!outcome.dropped) Book(*state.row, outcome).IgnoreError();
+    // Nobody asks what a dropped row would have become, nor for its errors.
+    if (!outcome.dropped) CountOutcome(*state.row, outcome).IgnoreError();
   }
   pipeline_.WaitReleased(slot);
   for (uint32_t l = 0; l < context_.options.geometry.layers; ++l) {
@@ -168,6 +169,224 @@ absl::Status CpuWorkingSet::Append(LayerIndex layer, std::span<const RequestSlot
   return absl::OkStatus();
 }
 
+std::shared_ptr<Job> CpuWorkingSet::NewJob(LayerIndex layer, std::span<const RequestSlot> slots) {
+  auto job = std::make_shared<Job>();
+  job->layer = layer;
+  job->deadline = std::chrono::steady_clock::now() + context_.options.late_deadline;
+  job->rows.resize(slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    LayerState& state = State(layer, slots[i]);
+    Row& row = job->rows[i];
+    row.slot = slots[i];
+    row.state = &state;
+    row.source = slots_[slots[i].value()].source;
+    row.check_health = slots_[slots[i].value()].source_failed;
+    row.candidates = state.complete + (LocalFull(state) ? 1 : 0);
+    if (LocalFull(state)) row.promoted = static_cast<int32_t>(state.complete);
+    row.now = state.clock + 1;
+  }
+  return job;
+}
+
+void CpuWorkingSet::SubmitJob(std::shared_ptr<Job> job) {
+  for (Row& row : job->rows) {
+    ++row.state->clock;
+    row.state->job = job;
+    row.state->row = &row;
+    if (row.predicts) stats_.Add(row.slot, {.steps = 1});
+  }
+  pipeline_.Submit(std::move(job));
+}
+
+absl::Status CpuWorkingSet::Submit(LayerIndex layer, std::span<const RequestSlot> slots,
+                                   const float* queries) {
+  OASISKV_RETURN_IF_ERROR(CheckIdle("Submit", layer, slots));
+  OASISKV_RETURN_IF_ERROR(CheckQueries("Submit", layer, slots, queries));
+  if (slots.empty()) return absl::OkStatus();
+  std::shared_ptr<Job> job = NewJob(layer, slots);
+  const size_t each = size_t{context_.options.query_heads} * context_.options.geometry.head_dim;
+  job->queries.assign(queries, queries + each * slots.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    job->rows[i].predicts = true;
+    job->rows[i].queries = job->queries.data() + i * each;
+  }
+  SubmitJob(std::move(job));
+  return absl::OkStatus();
+}
+
+absl::Status CpuWorkingSet::TakeTopK(LayerIndex layer, size_t row, const int32_t* topk, uint32_t k,
+                                     Row* out) {
+  out->predicts = true;
+  out->predicted.assign(size_t{context_.heads()} * context_.resident(), kNoBlock);
+  std::vector<bool> taken(out->candidates);
+  // The block that is filling is attended as the local one; naming it asks for nothing.
+  const int64_t local = LocalFull(*out->state) ? -1 : int64_t{out->state->complete};
+  for (uint32_t h = 0; h < context_.heads(); ++h) {
+    const std::span<int32_t> list =
+        std::span(out->predicted).subspan(size_t{h} * context_.resident(), context_.resident());
+    std::fill(taken.begin(), taken.end(), false);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < k; ++i) {
+      const int32_t block = topk[size_t{h} * k + i];
+      if (block == kNoBlock || (block >= 0 && block == local)) continue;
+      if (block < 0 || block >= static_cast<int64_t>(out->candidates)) {
+        return MakeError(ErrorCode::kOutOfRange,
+                         absl::StrFormat("SubmitTopK(layer %d): row %d, head %d, item %d: block %d "
+                                         "is not one of the %d complete ones",
+                                         layer.value(), row, h, i, block, out->candidates));
+      }
+      if (taken[block] || count == list.size()) continue;
+      taken[block] = true;
+      list[count++] = block;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CpuWorkingSet::SubmitTopK(LayerIndex layer, std::span<const RequestSlot> slots,
+                                       const int32_t* topk, uint32_t k) {
+  OASISKV_RETURN_IF_ERROR(CheckIdle("SubmitTopK", layer, slots));
+  if (slots.empty()) return absl::OkStatus();
+  if (topk == nullptr && k > 0) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     absl::StrFormat("SubmitTopK(layer %d): topk is null", layer.value()));
+  }
+  std::shared_ptr<Job> job = NewJob(layer, slots);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    OASISKV_RETURN_IF_ERROR(TakeTopK(layer, i, topk + i * context_.heads() * k, k, &job->rows[i]));
+  }
+  SubmitJob(std::move(job));
+  return absl::OkStatus();
+}
+
+absl::Status CpuWorkingSet::AttentionDone(LayerIndex layer, std::span<const RequestSlot> slots) {
+  OASISKV_RETURN_IF_ERROR(CheckRows(layer, slots));
+  std::vector<Row*> submitted;
+  std::vector<RequestSlot> full;
+  for (RequestSlot slot : slots) {
+    LayerState& state = State(layer, slot);
+    if (state.job != nullptr && state.row->attention_done) continue;  // called twice
+    const uint64_t used = MarkAttended(&state);
+    if (used > 0) {
+      stats_.Add(slot, {.bytes_used = used * context_.options.geometry.entry_bytes()});
+    }
+    state.predicted_valid = false;
+    if (state.job != nullptr) {
+      submitted.push_back(state.row);
+    } else if (LocalFull(state)) {
+      full.push_back(slot);
+    }
+  }
+  if (!full.empty()) {  // nothing was predicted, but the full block must make room
+    std::shared_ptr<Job> job = NewJob(layer, full);
+    for (Row& row : job->rows) row.attention_done = true;
+    SubmitJob(std::move(job));
+  }
+  if (!submitted.empty()) pipeline_.AttentionDone(submitted);
+  return absl::OkStatus();
+}
+
+absl::Status CpuWorkingSet::Wait(LayerIndex layer, std::span<const RequestSlot> slots) {
+  OASISKV_RETURN_IF_ERROR(CheckRows(layer, slots));
+  for (RequestSlot slot : slots) {
+    const LayerState& state = State(layer, slot);
+    if (state.job == nullptr || state.row->attention_done) continue;
+    return MakeError(ErrorCode::kWrongState,
+                     absl::StrFormat("Wait(layer %d): slot %d's transfer may not begin before "
+                                     "AttentionDone(layer %d)",
+                                     layer.value(), slot.value(), layer.value()));
+  }
+  absl::Status first;
+  for (RequestSlot slot : slots) {
+    LayerState& state = State(layer, slot);
+    if (state.job == nullptr) continue;
+    Row& row = *state.row;
+    const Outcome outcome = pipeline_.Settle(*state.job, &row);
+    first.Update(CountOutcome(row, outcome));
+    state.predicted_valid = row.predicts && !outcome.unplanned;
+    if (state.predicted_valid) state.predicted.swap(row.predicted);
+    if (row.promoted != kNoBlock) {
+      ++state.complete;
+      state.local_tokens = 0;
+    }
+    state.row = nullptr;
+    state.job.reset();
+  }
+  return first;
+}
+
+// The true selection, fetched before attention in the calling thread.
+absl::Status CpuWorkingSet::Resolve(LayerIndex layer, std::span<const RequestSlot> slots,
+                                    const float* queries) {
+  OASISKV_RETURN_IF_ERROR(CheckIdle("Resolve", layer, slots));
+  if (context_.options.mode != SelectionMode::kExact) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "Resolve is of SelectionMode::kExact; in kCapped the prediction decides "
+                     "(SampleAgreement compares)");
+  }
+  OASISKV_RETURN_IF_ERROR(CheckQueries("Resolve", layer, slots, queries));
+  if (slots.empty()) return absl::OkStatus();
+  const Geometry& geometry = context_.options.geometry;
+  std::shared_ptr<Job> job = NewJob(layer, slots);
+  std::vector<WorkingSetStats> deltas(slots.size());
+  std::vector<Row*> rows;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    Row& row = job->rows[i];
+    row.predicts = true;
+    row.candidates = row.state->complete;  // a full local block is still attended as the local one
+    row.promoted = kNoBlock;
+    row.state->clock = row.now;
+    row.predicted.resize(size_t{context_.heads()} * context_.resident());
+    ranker_.Rank(row.state->layer, row.state->slot, row.candidates,
+                 queries + i * context_.options.query_heads * geometry.head_dim,
+                 row.predicted.data());
+    CountAgreement(row.predicted, row.state, &deltas[i]);
+    PlanRow(context_, std::numeric_limits<uint32_t>::max(), &selector_, &row);
+    rows.push_back(&row);
+  }
+  job->fetches = GatherFetches(layer, rows, geometry.entry_bytes(), &staging_);
+  for (SourceFetch& fetch : job->fetches) PostFetch(&fetch, job->deadline);
+  for (SourceFetch& fetch : job->fetches) {
+    if (!fetch.ended) fetch.status = fetch.pending->Wait();
+  }
+  absl::Status first;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    Row& row = job->rows[i];
+    if (row.fetch != kNoFetch) row.status = job->fetches[row.fetch].status;
+    const uint64_t fetched =
+        Install(context_.pool, geometry, context_.resident(), row.changes,
+                row.status.ok() ? Fetched::kYes : Fetched::kNo, row.now, row.state);
+    deltas[i].demanded = fetched;
+    deltas[i].bytes_moved = fetched * geometry.entry_bytes();
+    first.Update(ApplyLossPolicy(slots[i], layer, row.to_fetch - fetched, row.to_fetch, row.status,
+                                 &deltas[i]));
+    stats_.Add(slots[i], deltas[i]);
+  }
+  return first;
+}
+
+absl::Status CpuWorkingSet::SampleAgreement(LayerIndex layer, std::span<const RequestSlot> slots,
+                                            const float* queries) {
+  OASISKV_RETURN_IF_ERROR(CheckRows(layer, slots));
+  if (context_.options.mode != SelectionMode::kCapped) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "SampleAgreement is of SelectionMode::kCapped; in kExact Resolve samples");
+  }
+  OASISKV_RETURN_IF_ERROR(CheckQueries("SampleAgreement", layer, slots, queries));
+  const Geometry& geometry = context_.options.geometry;
+  std::vector<int32_t> truth(size_t{context_.heads()} * context_.resident());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    LayerState& state = State(layer, slots[i]);
+    if (!state.predicted_valid) continue;
+    ranker_.Rank(state.layer, state.slot, state.complete,
+                 queries + i * context_.options.query_heads * geometry.head_dim, truth.data());
+    WorkingSetStats delta;
+    CountAgreement(truth, &state, &delta);
+    stats_.Add(slots[i], delta);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ResidentView> CpuWorkingSet::View(LayerIndex layer, RequestSlot slot) const {
   OASISKV_RETURN_IF_ERROR(CheckRows(layer, std::span(&slot, 1)));
   const LayerState& state = State(layer, slot);
@@ -180,6 +399,79 @@ absl::StatusOr<ResidentView> CpuWorkingSet::View(LayerIndex layer, RequestSlot s
                       .map = state.map.data(),
                       .local_tokens = state.local_tokens,
                       .local_block = BlockIndex(state.complete)};
+}
+
+void CpuWorkingSet::CountAgreement(std::span<const int32_t> truth, LayerState* state,
+                                   WorkingSetStats* delta) {
+  if (!state->predicted_valid) return;
+  state->predicted_valid = false;  // one sample of each prediction
+  const uint32_t k = context_.resident();
+  for (uint32_t h = 0; h < context_.heads(); ++h) {
+    const std::span<const int32_t> list = truth.subspan(size_t{h} * k, k);
+    const auto size = std::find(list.begin(), list.end(), kNoBlock) - list.begin();
+    if (size == 0) continue;
+    ++delta->agreement_samples;
+    delta->agreement_sum +=
+        static_cast<double>(selector_.CountCommon(
+            std::span<const int32_t>(state->predicted).subspan(size_t{h} * k, k), list)) /
+        static_cast<double>(size);
+  }
+}
+
+absl::Status CpuWorkingSet::CountOutcome(const Row& row, const Outcome& outcome) {
+  WorkingSetStats delta;
+  absl::Status status = outcome.read;
+  uint64_t lost = 0, wanted = 0;
+  if (row.promoted != kNoBlock) delta.promoted = context_.heads();
+  if (!outcome.unplanned) {  // else a stage may still be writing these
+    wanted = row.to_fetch;
+    lost = row.to_fetch - outcome.fetched;
+    delta.predicted = row.counts.predicted;
+    delta.hit = row.counts.hit;
+    delta.refused_by_cap = row.counts.refused;
+    delta.admitted = outcome.fetched;
+    delta.bytes_moved = outcome.fetched * context_.options.geometry.entry_bytes();
+    if (outcome.late) delta.late = wanted;
+  }
+  if (outcome.gave_up && (lost > 0 || (outcome.unplanned && row.predicts))) {
+    status = MakeError(ErrorCode::kDeadlineExceeded,
+                       absl::StrFormat("late_deadline of %d us has passed",
+                                       context_.options.late_deadline.count() / 1000));
+  }
+  const LayerIndex layer(row.state->layer);
+  absl::Status result = ApplyLossPolicy(row.slot, layer, lost, wanted, status, &delta);
+  if (!outcome.write_back.ok()) {
+    if (context_.options.loss == LossPolicy::kDegrade) {
+      ++delta.degraded;
+    } else {
+      result.Update(Annotate(outcome.write_back, absl::StrFormat("slot %d, layer %d",
+                                                                 row.slot.value(), layer.value())));
+    }
+  }
+  stats_.Add(row.slot, delta);
+  return result;
+}
+
+absl::Status CpuWorkingSet::ApplyLossPolicy(RequestSlot slot, LayerIndex layer, uint64_t lost,
+                                            uint64_t wanted, const absl::Status& status,
+                                            WorkingSetStats* delta) {
+  if (status.ok()) {
+    if (wanted > 0) slots_[slot.value()].source_failed = false;
+    return absl::OkStatus();
+  }
+  if (context_.options.late == LatePolicy::kSkip &&
+      ErrorCodeOf(status) == ErrorCode::kDeadlineExceeded) {
+    delta->skipped += lost;
+    return absl::OkStatus();
+  }
+  if (context_.options.loss == LossPolicy::kDegrade) {
+    delta->skipped += lost;
+    ++delta->degraded;
+    slots_[slot.value()].source_failed = true;
+    return absl::OkStatus();
+  }
+  return Annotate(status, absl::StrFormat("slot %d, layer %d: %d of %d entries were not fetched",
+                                          slot.value(), layer.value(), lost, wanted));
 }
 
 }  // namespace oasiskv

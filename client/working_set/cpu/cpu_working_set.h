@@ -13,8 +13,8 @@
 #include "client/working_set/cpu/layer_state.h"
 #include "client/working_set/cpu/pipeline.h"
 #include "client/working_set/cpu/plan.h"
+#include "client/working_set/cpu/slot_stats.h"
 #include "client/working_set/cpu/staging.h"
-#include "client/working_set/stats_book.h"
 #include "oasiskv/working_set.h"
 
 namespace oasiskv {
@@ -76,14 +76,14 @@ class CpuWorkingSet final : public WorkingSet {
   void SubmitJob(std::shared_ptr<Job> job);
   absl::Status TakeTopK(LayerIndex layer, size_t row, const int32_t* topk, uint32_t k, Row* out);
   // Counts what became of a row and applies the policies; an error under LossPolicy::kFail.
-  absl::Status Book(const Row& row, const Outcome& outcome);
-  absl::Status BookLoss(RequestSlot slot, LayerIndex layer, uint64_t lost, uint64_t wanted,
-                        const absl::Status& status, WorkingSetStats* delta);
+  absl::Status CountOutcome(const Row& row, const Outcome& outcome);
+  absl::Status ApplyLossPolicy(RequestSlot slot, LayerIndex layer, uint64_t lost, uint64_t wanted,
+                               const absl::Status& status, WorkingSetStats* delta);
   void CountAgreement(std::span<const int32_t> truth, LayerState* state, WorkingSetStats* delta);
 
   const WorkingSetContext context_;
   std::vector<Slot> slots_;
-  StatsBook stats_;
+  SlotStats stats_;
   StagingPool staging_;             // outlives the jobs that states and pipeline hold
   std::vector<LayerState> states_;  // [slot][layer]; outlive the pipeline, whose rows point at them
   Selector selector_;

@@ -25,16 +25,19 @@ struct Stretch {
   uint32_t key = 0;
 };
 
-// Stretches wait for the device in parcels of at most so many, and at most so many parcels a batch:
-// what a batch of any size costs in memory.
+// Stretches wait for the device in parcels of at most this size, and at most this many parcels per
+// batch: the limit of what a batch of any size costs in memory.
 constexpr size_t kParcelStretches = 1024;
 constexpr size_t kMaxParcels = 4;
 
+// Batch::live_at of one that is on no list.
 constexpr size_t kNotLive = std::numeric_limits<size_t>::max();
 
 // Thread contract: every member belongs to the engine's lock, except the constant ones and `ended`.
 //
-// filling -> posting -> draining -> checking -> ended. A batch that ends early (cancel, deadline,
+//   filling -> posting -> draining -> checking -> ended
+//
+// A batch that ends early (cancel, deadline,
 // connection lost) keeps why in `ending` and has its outcome once the device can no longer touch
 // the caller's memory for it.
 struct Batch {
@@ -58,8 +61,8 @@ struct Batch {
   size_t next = 0;            // in the first parcel
   uint64_t next_offset = 0;   // in that stretch: bytes posted already
   bool filled = false;        // the caller has handed over all its parcels
-  bool queued = false;        // in one of the engine's queues
-  size_t live_at = kNotLive;  // place in the engine's list of those without an outcome
+  bool queued = false;        // in one of the poster's queues
+  size_t live_at = kNotLive;  // place in the completer's list of those without an outcome
   bool checking = false;      // all data is there, the grant word is read next or on its way
   bool counted_as_write = false;
   std::shared_ptr<Region> region;  // where the last buffer lay: the next lies there too, mostly

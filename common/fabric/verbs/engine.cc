@@ -4,10 +4,16 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/fabric/verbs/device_memory.h"
+#include "common/fabric/verbs/memory.h"
 #include "common/pause_point.h"
+#include "common/status_macros.h"
 #include "oasiskv/error.h"
 
 namespace oasiskv::fabric::verbs {
@@ -20,69 +26,117 @@ MonotonicTime Now() { return std::chrono::steady_clock::now(); }
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const VerbsConnectOptions& options) {
+  OASISKV_ASSIGN_OR_RETURN(Link link, Link::Open(options));
+  UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake) {
+    return MakeError(ErrorCode::kInternal, absl::StrCat("eventfd: ", std::strerror(errno)));
+  }
+  OASISKV_ASSIGN_OR_RETURN(BouncePool bounce, BouncePool::Create(link.port(), link.domain()));
+  OASISKV_ASSIGN_OR_RETURN(std::vector<Pair> pairs, link.MakePairs());
+  return std::unique_ptr<Engine>(
+      new Engine(std::move(link), std::move(wake), std::move(pairs), std::move(bounce)));
+}
+
+Engine::Engine(Link link, UniqueFd wake, std::vector<Pair> pairs, BouncePool bounce)
+    : link_(std::move(link)),
+      wake_(std::move(wake)),
+      traffic_(std::move(pairs), link_.places(), std::move(bounce)),
+      alarm_(wake_.get()),
+      poster_(link_, traffic_, regions_),
+      completer_(link_, traffic_, poster_, gate_, alarm_),
+      sweeper_(link_, traffic_, poster_, completer_, alarm_) {}
+
+ClientHello Engine::Hello() {
+  MutexLock lock(mutex_);
+  return link_.Hello(traffic_.pairs);
+}
+
+absl::Status Engine::Start(const ServerHello& hello) {
+  MutexLock lock(mutex_);
+  OASISKV_RETURN_IF_ERROR(link_.Connect(hello, traffic_.pairs));
+  traffic_.last_heard = Now();
+  thread_ = std::thread([this] { Run(); });
+  return absl::OkStatus();
+}
+
 void Engine::Stop() {
   {
     MutexLock lock(mutex_);
     stop_ = true;
-    Lose(MakeError(ErrorCode::kCancelled, "the connection was closed"));
-    WakeIfSleeping();
+    completer_.Lose(MakeError(ErrorCode::kCancelled, "the connection was closed"));
+    alarm_.Wake();
   }
   if (thread_.joinable()) thread_.join();
   MutexLock lock(mutex_);
-  pairs_.clear();
+  traffic_.pairs.clear();
 }
 
 std::string Engine::Describe() {
   MutexLock lock(mutex_);
-  return absl::StrCat("verbs on ", port_.device, " port ", static_cast<int>(port_.number), ", GID ",
-                      GidText(gid_.gid), " to ", GidText(server_.port.gid), ", ",
-                      options_.queue_pairs, " queue pairs, ", window_ / kWindowFactor,
-                      " reads on the wire each");
+  return absl::StrCat("verbs on ", link_.port().device, " port ",
+                      static_cast<int>(link_.port().number), ", GID ", GidText(link_.gid().gid),
+                      " to ", GidText(link_.server().port.gid), ", ", link_.options().queue_pairs,
+                      " queue pairs, ", link_.server().max_rd_atomic, " reads on the wire each");
 }
 
 absl::Status Engine::Health() {
   MutexLock lock(mutex_);
-  return lost_;
+  return traffic_.lost;
 }
 
 ConnectionStats Engine::Stats() {
   MutexLock lock(mutex_);
-  return stats_;
+  return traffic_.stats;
+}
+
+absl::StatusOr<std::shared_ptr<Region>> Engine::AddRegion(std::span<std::byte> memory) {
+  OASISKV_ASSIGN_OR_RETURN(
+      MemoryRegion key,
+      RegisterMemory(link_.port(), link_.domain(), memory,
+                     {"a buffer of the caller", IBV_ACCESS_LOCAL_WRITE, true, memory.size()}));
+  return Add(memory, std::move(key));
+}
+
+absl::StatusOr<std::shared_ptr<Region>> Engine::AddDeviceRegion(const DeviceBuffer& memory) {
+  OASISKV_ASSIGN_OR_RETURN(MemoryRegion key,
+                           RegisterDeviceMemory(link_.port(), link_.domain(), memory));
+  return Add({reinterpret_cast<std::byte*>(memory.address), memory.bytes}, std::move(key));
+}
+
+std::shared_ptr<Region> Engine::Add(std::span<std::byte> memory, MemoryRegion key) {
+  auto region = std::make_shared<Region>();
+  region->begin = memory.data();
+  region->bytes = memory.size();
+  region->key = std::move(key);
+  MutexLock lock(mutex_);
+  regions_.Add(region);
+  return region;
+}
+
+void Engine::RemoveRegion(const Region* region) {
+  MutexLock lock(mutex_);
+  regions_.Remove(region);
+}
+
+void Engine::Pump() {
+  const absl::Status status = poster_.Pump();
+  if (!status.ok()) completer_.Lose(status);
 }
 
 void Engine::CountStart(const Batch& batch, size_t pieces) {
-  ++(batch.access == Access::kRead ? stats_.reads : stats_.writes);
-  stats_.pieces += pieces;
-}
-
-void Engine::TakeSpare(std::vector<Stretch>& parcel) {
-  if (spares_.empty()) return;
-  parcel = std::move(spares_.back());
-  spares_.pop_back();
+  ++(batch.access == Access::kRead ? traffic_.stats.reads : traffic_.stats.writes);
+  traffic_.stats.pieces += pieces;
 }
 
 bool Engine::Open(const std::shared_ptr<Batch>& batch, size_t pieces,
                   std::vector<Stretch>& parcel) {
   MutexLock lock(mutex_);
   CountStart(*batch, pieces);
-  if (!lost_.ok()) {
-    Finish(*batch, lost_);
-    return false;
-  }
-  if (batch->access == Access::kWrite) {
-    if (!gate_.Enter(batch->grant->id)) {
-      Finish(*batch,
-             MakeError(ErrorCode::kStale, "this client has fenced the grant: it writes no more"));
-      return false;
-    }
-    batch->counted_as_write = true;
-  }
+  if (!completer_.Begin(batch)) return false;
   batch->prepared = batch->posted = Now();
   batch->times.prepare = batch->prepared - batch->started;
-  batch->live_at = live_.size();
-  live_.push_back(batch);
-  SweepBy(batch->deadline);
-  TakeSpare(parcel);
+  poster_.TakeSpare(parcel);
   return true;
 }
 
@@ -93,21 +147,21 @@ bool Engine::AddParcel(const std::shared_ptr<Batch>& batch, std::vector<Stretch>
   if (batch->Over()) return false;
   if (!parcel.empty()) {
     batch->parcels.push_back(std::move(parcel));
-    Enqueue(batch);
+    poster_.Enqueue(batch);
     parcel.clear();
   }
   batch->filled = last;
   Pump();
-  CheckIfComplete(batch);
-  if (!to_check_.empty()) WakeIfSleeping();
-  if (!last) TakeSpare(parcel);
+  completer_.CheckIfComplete(batch);
+  if (!traffic_.to_check.empty()) alarm_.Wake();
+  if (!last) poster_.TakeSpare(parcel);
   return true;
 }
 
 void Engine::Refuse(const std::shared_ptr<Batch>& batch, size_t pieces, const absl::Status& why) {
   MutexLock lock(mutex_);
   CountStart(*batch, pieces);
-  Finish(*batch, why);
+  completer_.Finish(*batch, why);
 }
 
 absl::Status Engine::Wait(const std::shared_ptr<Batch>& batch) {
@@ -118,8 +172,8 @@ absl::Status Engine::Wait(const std::shared_ptr<Batch>& batch) {
 
 void Engine::Cancel(const std::shared_ptr<Batch>& batch) {
   MutexLock lock(mutex_);
-  EndEarly(batch, MakeError(ErrorCode::kCancelled, "the batch was cancelled"), Now());
-  WakeIfSleeping();
+  completer_.EndEarly(batch, MakeError(ErrorCode::kCancelled, "the batch was cancelled"), Now());
+  alarm_.Wake();
   while (!batch->outcome.has_value()) batch->changed.Wait(mutex_);
 }
 
@@ -131,21 +185,7 @@ TransferTimes Engine::Times(const Batch& batch) {
 bool Engine::CloseGate(GrantId grant) {
   const bool first = gate_.Close(grant);
   MutexLock lock(mutex_);
-  return first && lost_.ok() && !writes_adrift_;
-}
-
-void Engine::WakeIfSleeping() {
-  if (sleeping_) ::eventfd_write(wake_.get(), 1);
-}
-
-void Engine::SweepBy(MonotonicTime when) {
-  next_sweep_ = std::min(next_sweep_, when);
-  if (when < wakes_at_) WakeIfSleeping();
-}
-
-MonotonicTime Engine::NextSweep() const {
-  if (!lost_.ok() || outstanding_ > 0) return next_sweep_;
-  return std::min(next_sweep_, last_heard_ + options_.keepalive);
+  return first && traffic_.lost.ok() && !completer_.writes_lost();
 }
 
 // What is due is looked at with each completion and before each sleep, which comes soon when there
@@ -156,7 +196,8 @@ void Engine::Run() {
   bool armed = false;  // the device will tell of a completion that comes from now on
   bool slept = false;
   while (true) {
-    const int count = ::ibv_poll_cq(completions_.get(), static_cast<int>(done.size()), done.data());
+    const int count =
+        ::ibv_poll_cq(link_.completions(), static_cast<int>(done.size()), done.data());
     if (count == 0 && armed) {
       Block();
       armed = false;
@@ -167,27 +208,30 @@ void Engine::Run() {
     bool check = false;
     if (count != 0 || slept) {
       MutexLock lock(mutex_);
-      sleeping_ = slept = false;
+      alarm_.Awake();
+      slept = false;
       if (count < 0) {
-        Lose(MakeError(ErrorCode::kInternal,
-                       absl::StrCat("the RDMA device '", port_.device, "' cannot be polled")));
+        completer_.Lose(MakeError(
+            ErrorCode::kInternal,
+            absl::StrCat("the RDMA device '", link_.port().device, "' cannot be polled")));
       }
-      for (int i = 0; i < count; ++i) OnCompletion(done[i], now);
+      for (int i = 0; i < count; ++i) completer_.OnCompletion(done[i], now);
       Pump();
-      if (now >= NextSweep()) Sweep(now);
-      check = !to_check_.empty();
-      if (stop_ && outstanding_ == 0) return;
+      if (now >= sweeper_.Next()) sweeper_.Sweep(now);
+      check = !traffic_.to_check.empty();
+      if (stop_ && traffic_.outstanding == 0) return;
     }
     if (check) {
       OASISKV_PAUSE_POINT("verbs.before_grant_word");
       MutexLock lock(mutex_);
-      PostWordReads();
+      const absl::Status status = poster_.PostWordReads();
+      if (!status.ok()) completer_.Lose(status);
     }
     if (count > 0) {
       active = now;
       armed = false;
     } else if (now - active > kSpin) {
-      ::ibv_req_notify_cq(completions_.get(), 0);
+      ::ibv_req_notify_cq(link_.completions(), 0);
       armed = true;
     }
   }
@@ -198,21 +242,22 @@ void Engine::Block() {
   {
     MutexLock lock(mutex_);
     const MonotonicTime now = Now();
-    if (now >= NextSweep()) Sweep(now);
-    if ((stop_ && outstanding_ == 0) || !to_check_.empty()) return;
-    wakes_at_ = NextSweep();
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(wakes_at_ - now);
+    if (now >= sweeper_.Next()) sweeper_.Sweep(now);
+    if ((stop_ && traffic_.outstanding == 0) || !traffic_.to_check.empty()) return;
+    const MonotonicTime until = sweeper_.Next();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - now);
     timeout = static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000));
-    sleeping_ = true;
+    alarm_.SleepsUntil(until);
   }
-  std::array<pollfd, 2> wait = {pollfd{channel_->fd, POLLIN, 0}, pollfd{wake_.get(), POLLIN, 0}};
+  std::array<pollfd, 2> wait = {pollfd{link_.channel()->fd, POLLIN, 0},
+                                pollfd{wake_.get(), POLLIN, 0}};
   ::poll(wait.data(), wait.size(), timeout);
   if (wait[0].revents != 0) {
     ibv_cq* queue = nullptr;
     void* context = nullptr;
     unsigned events = 0;
-    while (::ibv_get_cq_event(channel_.get(), &queue, &context) == 0) ++events;
-    if (events > 0) ::ibv_ack_cq_events(completions_.get(), events);
+    while (::ibv_get_cq_event(link_.channel(), &queue, &context) == 0) ++events;
+    if (events > 0) ::ibv_ack_cq_events(link_.completions(), events);
   }
   if (wait[1].revents != 0) {
     eventfd_t ignored;

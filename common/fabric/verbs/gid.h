@@ -48,8 +48,8 @@ struct GidWish {
 
 struct GidChoice {
   GidEntry entry;
-  std::string
-      reason;  // for people: what was chosen, of how many, by which rule, what was skipped and why
+  // For people: what was chosen, of how many, by which rule, what was skipped and why.
+  std::string reason;
 };
 
 // `table_size` is the size of the port's table: `table` leaves out what the driver did not report.

@@ -29,7 +29,7 @@ absl::Status Refused(const Port& port, std::span<std::byte> memory, const Regist
         ErrorCode::kCapacity,
         absl::StrCat(asked, "; the limit on locked memory (RLIMIT_MEMLOCK) is ",
                      LimitText(limit.rlim_cur), ", needed are ", how.need_bytes / 1024 + 1,
-                     " KiB in all; mend it with 'ulimit -l unlimited', LimitMEMLOCK=infinity in "
+                     " KiB in all; raise it with 'ulimit -l unlimited', LimitMEMLOCK=infinity in "
                      "the systemd unit, or the "
                      "capability IPC_LOCK in the container"));
   }

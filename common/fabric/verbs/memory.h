@@ -22,7 +22,7 @@ struct Registration {
 // Relaxed ordering lets the device write the bytes of one transfer in any order; some hosts reach a
 // fraction of the line rate without. It is asked for where only a completion is trusted, and done
 // without where the device knows it not. Errors: CAPACITY (the limit on locked memory: limit, need,
-// mend; or max_mr_size), INTERNAL.
+// fix; or max_mr_size), INTERNAL.
 absl::StatusOr<MemoryRegion> RegisterMemory(const Port& port, ibv_pd* domain,
                                             std::span<std::byte> memory, const Registration& how);
 

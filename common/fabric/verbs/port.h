@@ -37,7 +37,7 @@ absl::StatusOr<Port> OpenPort(const VerbsPortOptions& options);
 // "rxe0 (port 1 active), mlx5_0 (port 1 down)"; "none" when there is no device.
 std::string DevicesSeen();
 
-// The path MTU of so many bytes; 256 for numbers that are none.
+// The path MTU of `bytes` bytes; 256 for a number that is not an MTU.
 ibv_mtu MtuOf(uint32_t bytes);
 
 }  // namespace oasiskv::fabric::verbs

@@ -38,7 +38,7 @@ TEST_F(Limits, EveryCallRefusesNamesThatNobodyCanHave) {
   AttachSpec spec = ReadSpec(longest);
   spec.identity.revision = longer;
   EXPECT_CODE(ErrorCode::kInvalidArgument, core_->Attach(spec).status());
-  EXPECT_CODE(ErrorCode::kInvalidArgument, core_->WaitSealed(longer, Me(), MonotonicTime()));
+  EXPECT_CODE(ErrorCode::kInvalidArgument, core_->CheckSealed(longer, Me()));
   EXPECT_CODE(ErrorCode::kInvalidArgument, core_->Abort(longer, Me()).status());
   EXPECT_CODE(ErrorCode::kInvalidArgument,
               core_->Release({}, std::span(&longest, 1), spec.identity).status());

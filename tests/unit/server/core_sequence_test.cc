@@ -1,8 +1,6 @@
 // A sequence's life in the core: open, extend, commit, seal, attach, release, abort, and the errors
 // of each.
-#include <atomic>
 #include <chrono>
-#include <thread>
 
 #include "tests/unit/server/core_fixture.h"
 
@@ -254,7 +252,7 @@ TEST_F(Core, DrainingOpensNothingNewAndServesOn) {
   EXPECT_TRUE(core_->draining());
   EXPECT_CODE(ErrorCode::kDraining, core_->Open(Spec("b", 1)).status());
   EXPECT_CODE(ErrorCode::kDraining, core_->Attach(ReadSpec("a")).status());
-  EXPECT_CODE(ErrorCode::kDraining, core_->WaitSealed("a", Me(), std::chrono::steady_clock::now()));
+  EXPECT_CODE(ErrorCode::kDraining, core_->CheckSealed("a", Me()));
   ASSERT_TRUE(CommitAll(opened, 1).ok());
   ASSERT_TRUE(Seal(opened, 1).ok());
   core_->SetDraining(false);
@@ -282,44 +280,16 @@ TEST_F(Core, ReleaseOfAnOpenSequenceIsRefusedUnlessItsWriterGoesToo) {
   EXPECT_EQ(*core_->Abort("a", Me()), 0u);
 }
 
-TEST_F(Core, WaitSealedEndsWithSealAbortDeadlineOrStop) {
-  using std::chrono::steady_clock;
-  const auto soon = [] { return steady_clock::now() + Millis(20); };
-  const auto late = [] { return steady_clock::now() + std::chrono::seconds(30); };
-  EXPECT_CODE(ErrorCode::kNotFound, core_->WaitSealed("a", Me(), soon()));
+TEST_F(Core, CheckSealedSaysWhatAWaiterHasToKnow) {
+  EXPECT_CODE(ErrorCode::kNotFound, core_->CheckSealed("a", Me()));
   const OpenResult opened = MustOpen("a", 1);
-  EXPECT_CODE(ErrorCode::kNotSealed, core_->WaitSealed("a", Me(), soon()));
-  EXPECT_CODE(ErrorCode::kIdentityMismatch,
-              core_->WaitSealed("a", {"other", "rev", "tenant"}, late()));
+  EXPECT_CODE(ErrorCode::kNotSealed, core_->CheckSealed("a", Me()));
+  EXPECT_CODE(ErrorCode::kIdentityMismatch, core_->CheckSealed("a", {"other", "rev", "tenant"}));
   ASSERT_TRUE(CommitAll(opened, 1).ok());
-  std::vector<absl::Status> results(4);
-  std::vector<std::thread> waiters;
-  for (absl::Status& result : results) {
-    waiters.emplace_back([&, out = &result] { *out = core_->WaitSealed("a", Me(), late()); });
-  }
   ASSERT_TRUE(Seal(opened, 1).ok());
-  for (std::thread& t : waiters) t.join();
-  for (const absl::Status& result : results) EXPECT_TRUE(result.ok()) << result;
-
-  // A name that is opened and thrown away while somebody waits for it.
-  absl::Status aborted;
-  std::atomic<bool> ended{false};
-  std::thread waiter([&] {
-    aborted = core_->WaitSealed("b", Me(), late());
-    ended = true;
-  });
-  while (!ended) {  // until one of them comes after the waiter
-    MustOpen("b", 1);
-    ASSERT_TRUE(core_->Abort("b", Me()).ok());
-  }
-  waiter.join();
-  EXPECT_CODE(ErrorCode::kWrongState, aborted);
-
-  absl::Status stopped;
-  std::thread last([&] { stopped = core_->WaitSealed("never", Me(), late()); });
-  core_->StopWaiting();
-  last.join();
-  EXPECT_CODE(ErrorCode::kDraining, stopped);
+  EXPECT_TRUE(core_->CheckSealed("a", Me()).ok());
+  ASSERT_TRUE(core_->Abort("a", Me()).ok());
+  EXPECT_CODE(ErrorCode::kNotFound, core_->CheckSealed("a", Me()));
 }
 
 TEST_F(Core, LatentGeometryOneHeadNoAxis) {

@@ -262,7 +262,7 @@ class RandomDrive {
   }
 
   void CheckStats(RequestSlot slot) {
-    // What the model books in Submit the library books in Wait: settle first.
+    // The model counts in Submit, the library in Wait: settle first.
     const WorkingSetStats got = ws_->RequestStats(slot);
     const WorkingSetStats& want = requests_[slot.value()]->model.stats;
     EXPECT_EQ(got.steps, want.steps);

@@ -171,11 +171,11 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(const GpuWorkingSetOptions& op
   };
   small();
   OASISKV_ASSIGN_OR_RETURN(
-      cuda::DeviceBuffer books,
+      cuda::DeviceBuffer state,
       cuda::DeviceBuffer::Create(carve.used(), "the working set's maps and plans"));
-  carve.Begin(books.data());
+  carve.Begin(state.data());
   small();
-  memory.device_.push_back(std::move(books));
+  memory.device_.push_back(std::move(state));
 
   // The predict stream and the step stream score at a time.
   const uint64_t score_bytes = Align(gpu::ScoreBytes(shape, options.max_rows));

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/working_set/cuda/kernels/kernels.h"
 #include "client/working_set/cuda/kernels/layout.h"
 #include "client/working_set/cuda/kernels/remote.h"
-#include "client/working_set/cuda/kernels/resolve.h"
 #include "common/cuda/handles.h"
 #include "oasiskv/gpu_working_set.h"
 

@@ -31,7 +31,7 @@ class Admitter {
       : c_(context),
         geometry_(context.options.base.geometry),
         slot_(slot),
-        made_(std::make_unique<SlotMemory>()),
+        made_(std::make_unique<GpuSlot>()),
         complete_(static_cast<uint32_t>(source->token_count() / geometry_.block_tokens)),
         local_tokens_(static_cast<uint32_t>(source->token_count() % geometry_.block_tokens)) {
     made_->source = std::move(source);
@@ -44,7 +44,7 @@ class Admitter {
     OASISKV_ASSIGN_OR_RETURN(maps_, FirstResidents(geometry_, c_.shape.resident, *made_->source));
     OASISKV_ASSIGN_OR_RETURN(parts_, made_->source->LocalEntries());
     made_->remote = parts_.empty();
-    OASISKV_RETURN_IF_ERROR(ResetBooks());
+    OASISKV_RETURN_IF_ERROR(ResetState());
     OASISKV_RETURN_IF_ERROR(made_->remote ? PlaceRemote() : PlaceLocal());
     OASISKV_ASSIGN_OR_RETURN(const uint64_t summaries,
                              CopySummaries(c_, *made_->source, slot_, Deadline()));
@@ -54,7 +54,7 @@ class Admitter {
     OASISKV_CUDA_RETURN(cudaStreamSynchronize(c_.stream));
     return CheckArrival();
   }
-  std::unique_ptr<SlotMemory> Take() { return std::move(made_); }
+  std::unique_ptr<GpuSlot> Take() { return std::move(made_); }
 
  private:
   EntrySource::TimePoint Deadline() const {
@@ -75,7 +75,7 @@ class Admitter {
     return absl::OkStatus();
   }
 
-  absl::Status ResetBooks() {
+  absl::Status ResetState() {
     const size_t each = heads_resident(), at = slot_ * each;
     const gpu::SlotState state{.complete = complete_, .local_tokens = local_tokens_};
     for (const gpu::LayerMemory& layer : c_.memory.layers) {
@@ -364,7 +364,7 @@ class Admitter {
   const AdmissionContext& c_;
   const Geometry& geometry_;
   const uint32_t slot_;
-  std::unique_ptr<SlotMemory> made_;
+  std::unique_ptr<GpuSlot> made_;
   const uint32_t complete_;
   const uint32_t local_tokens_;
   uint32_t decoded_ = 0;
@@ -374,9 +374,9 @@ class Admitter {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SlotMemory>> AdmitToSlot(const AdmissionContext& context,
-                                                        std::shared_ptr<EntrySource> source,
-                                                        uint32_t slot) {
+absl::StatusOr<std::unique_ptr<GpuSlot>> AdmitToSlot(const AdmissionContext& context,
+                                                     std::shared_ptr<EntrySource> source,
+                                                     uint32_t slot) {
   Admitter admitter(context, std::move(source), slot);
   if (const absl::Status status = admitter.Run(); !status.ok()) {
     // Nothing may be under way when the memory goes.
@@ -384,7 +384,7 @@ absl::StatusOr<std::unique_ptr<SlotMemory>> AdmitToSlot(const AdmissionContext& 
     OASISKV_RETURN_IF_ERROR(ForgetSlot(context, slot));
     return status;
   }
-  std::unique_ptr<SlotMemory> made = admitter.Take();
+  std::unique_ptr<GpuSlot> made = admitter.Take();
   auto& kept = context.pool.registrations;
   for (const auto& registration : made->registrations) {
     if (std::find(kept.begin(), kept.end(), registration) == kept.end()) {

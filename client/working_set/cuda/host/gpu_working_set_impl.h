@@ -12,13 +12,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "client/working_set/cuda/host/device_memory.h"
+#include "client/working_set/cuda/host/gpu_slot.h"
 #include "client/working_set/cuda/host/host_frames.h"
-#include "client/working_set/cuda/host/marks.h"
 #include "client/working_set/cuda/host/proxy.h"
-#include "client/working_set/cuda/host/slot_memory.h"
+#include "client/working_set/cuda/host/streams.h"
 #include "client/working_set/cuda/kernels/kernels.h"
 #include "common/cuda/handles.h"
-#include "common/cuda/processors.h"
 #include "oasiskv/gpu_working_set.h"
 
 namespace oasiskv {
@@ -48,9 +47,7 @@ class GpuWorkingSetImpl final : public GpuWorkingSet {
                                int64_t row_stride, GpuStream stream) override;
   absl::Status EndStep(GpuStream stream) override;
   absl::StatusOr<GpuLayerView> View(LayerIndex layer) const override;
-  GpuForeground Foreground() const override {
-    return {.stream = foreground_.get(), .processors = foreground_processors_};
-  }
+  GpuForeground Foreground() const override { return streams_.foreground(); }
   const GpuWorkingSetOptions& options() const override { return options_; }
   uint32_t fetch_cap() const override { return shape_.cap; }
   absl::StatusOr<WorkingSetStats> RequestStats(RequestSlot slot) override;
@@ -61,19 +58,9 @@ class GpuWorkingSetImpl final : public GpuWorkingSet {
   absl::StatusOr<std::vector<GpuPlanItem>> LastPlan(LayerIndex layer) override;
 
  private:
-  // A layer's way through the streams.
-  struct LayerMarks {
-    Mark given;              // step stream: the queries are there
-    Mark ranked;             // predict stream
-    Mark selected;           // select stream
-    Mark attended;           // step stream: attention is done
-    Mark transferred;        // a transfer stream
-    bool submitted = false;  // between Submit and AttentionDone
-  };
-
-  GpuWorkingSetImpl(GpuWorkingSetOptions options, gpu::Shape shape, DeviceMemory memory);
-  absl::Status DivideProcessors();
-  absl::Status CreateStreams();
+  GpuWorkingSetImpl(GpuWorkingSetOptions options, gpu::Shape shape, DeviceMemory memory,
+                    Streams streams);
+  absl::Status Start();
 
   absl::Status CheckLayer(absl::string_view call, LayerIndex layer) const;
   absl::Status CheckQueries(absl::string_view call, LayerIndex layer, const void* queries,
@@ -83,35 +70,23 @@ class GpuWorkingSetImpl final : public GpuWorkingSet {
   absl::Status CheckOutsideCapture(absl::string_view call, cudaStream_t stream) const;
   // select, after whatever gave the prediction on the predict stream (or without one).
   absl::Status EnqueueSelect(LayerIndex layer, bool predicts, cudaStream_t after);
-  // Makes `stream` wait for all of the background streams.
-  absl::Status Join(cudaStream_t stream);
   // Until everything enqueued so far is done.
   absl::Status Synchronize();
   gpu::WhenLate when_late() const;
   uint64_t limit_ns() const { return static_cast<uint64_t>(options_.base.late_deadline.count()); }
   absl::Status FetchRemote(LayerIndex layer, const gpu::Plan& plan, const gpu::Box& box,
                            cudaStream_t stream);
-  absl::StatusOr<WorkingSetStats> ReadCounters(uint32_t slot);
-  absl::Status CopyPages(LayerIndex layer, RequestSlot slot, std::vector<std::byte>* out);
+  absl::StatusOr<WorkingSetStats> StatsOf(uint32_t slot);
 
   const GpuWorkingSetOptions options_;
   const gpu::Shape shape_;
   DeviceMemory memory_;
   gpu::GatherOptions gather_;
-  uint32_t score_processors_ = 0;  // those that the gather's CTAs do not hold
-  uint32_t foreground_processors_ = 0;
-  // Of transfers, of prediction, of all else; empty: everything shares all.
-  std::vector<cuda::Processors> processors_;
-  cuda::Stream foreground_;
-  // Layers transfer on two streams in turn: while one layer's last bytes arrive and its commit
-  // runs, the link is busy with the next one's.
-  cuda::Stream predict_, select_, transfer_[2], admit_;
-  Mark joined_[4];
-  std::vector<LayerMarks> layers_;
+  Streams streams_;
   cudaStream_t step_ = nullptr;  // of the last SetRows
   bool stepped_ = false;
-  std::vector<std::unique_ptr<SlotMemory>> slots_;  // null: free
-  SlotPool pool_;
+  std::vector<std::unique_ptr<GpuSlot>> slots_;  // null: free
+  GpuSlotPool pool_;
   WorkingSetStats left_;  // of the requests that have left
   std::unique_ptr<RemoteProxy> proxy_;
 };

@@ -25,7 +25,6 @@ class Mark {
   absl::Status Lead(cudaStream_t stream) const;
   // The same for a stream that may be elsewhere: does nothing unless it is where the mark is.
   absl::Status WaitIfSame(cudaStream_t stream) const;
-  bool recorded() const { return recorded_; }
   uint64_t capture() const { return capture_; }
 
  private:

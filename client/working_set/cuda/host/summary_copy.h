@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "client/working_set/cuda/host/slot_memory.h"
+#include "client/working_set/cuda/host/gpu_slot.h"
 
 namespace oasiskv {
 

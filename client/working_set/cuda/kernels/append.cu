@@ -16,7 +16,7 @@ __device__ void CopyKey(const std::byte* from, std::byte* to, uint32_t bytes, ui
   }
 }
 
-// One CTA a row, a warp a head: the count of tokens moves once, after all heads have read it.
+// One CTA per row, one warp per head: the count of tokens moves once, after all heads have read it.
 template <typename Word>
 __global__ void AppendKernel(Shape shape, uint32_t layer, LayerMemory mem, Rows rows,
                              const std::byte* keys, const std::byte* values, int64_t row_bytes,

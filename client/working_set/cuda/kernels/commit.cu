@@ -1,4 +1,4 @@
-// After the bytes: the grant words once more, then the map, the stamps and the slot's books. One
+// After the bytes: the grant words once more, then the map, the stamps and the slot's state. One
 // CTA for each row, so that a row's words are all looked at before any of its items is entered.
 //
 // A prediction's Commit comes after its layer's attention, so that it also counts what attention

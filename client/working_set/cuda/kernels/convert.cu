@@ -1,5 +1,4 @@
 // A request of a dense paged cache becomes a slot of the working set.
-#include "client/working_set/cuda/kernels/dense.cuh"
 #include "client/working_set/cuda/kernels/entry.cuh"
 #include "client/working_set/cuda/kernels/kernels.h"
 

@@ -28,7 +28,7 @@ __device__ Unit LookUp(const Shape& shape, uint32_t layer, const LayerMemory& me
   Unit unit{.to = PageOffset(shape, mem.pages, item.slot, item.page, item.head), .chunk = chunk};
   if ((item.flags & kItemRefused) != 0) return unit;
   if ((item.flags & kItemRefused) != 0) return unit;
-  if (chunk == 0) {  // a page in flux is nobody's until Commit
+  if (chunk == 0) {  // until Commit the page holds no block
     mem.map[(size_t{item.slot} * shape.kv_heads + item.head) * shape.resident + item.page] = -1;
   }
   if ((item.flags & kItemPromoted) != 0) {

@@ -25,11 +25,11 @@ enum class QueryType : uint8_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 LaunchError ScoreTopK(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                       const void* queries, QueryType type, int64_t row_stride, Stream stream,
                       bool full_local = true, uint32_t processors = 0);
-// Of mem.scores. Two streams that score at a time need one each.
+// Of mem.scores. Two streams that score at the same time need their own.
 uint64_t ScoreBytes(const Shape& shape, uint32_t max_rows);
 
 // The same from a ready list, int32 [row][head][k] in device memory, -1 for padding; blocks that
-// are no candidates are passed over.
+// are not candidates are passed over.
 LaunchError LoadTopK(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                      const int32_t* topk, uint32_t k, Stream stream);
 
@@ -42,7 +42,7 @@ LaunchError Select(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                    uint32_t cap, const Plan& plan, SlotCounters* counters, Stream stream);
 
 struct GatherOptions {
-  uint32_t ctas = 4;        // the link is full with 4; more disturb the kernels beside
+  uint32_t ctas = 4;        // the link is full with 4; more disturb other kernels
   uint32_t threads = 1024;  // a multiple of 32, 1024 at most
   uint32_t loads = 4;       // 16-byte loads in flight of a thread: 4 or 8
 };
@@ -59,8 +59,8 @@ LaunchError Commit(const Shape& shape, uint32_t layer, const LayerMemory& mem, c
                    ErrorWord* error, Stream stream);
 
 // The step's new token of each row enters the local block; keys and values [row][head][dim] with a
-// row stride in elements. keys null: the engine wrote them itself, only the books move. A block
-// that becomes full is summarised.
+// row stride in elements. keys null: the engine wrote them itself, only the counts change. A
+// block that becomes full is summarised.
 LaunchError Append(const Shape& shape, uint32_t layer, const LayerMemory& mem, const Rows& rows,
                    const void* keys, const void* values, int64_t row_stride, ErrorWord* error,
                    Stream stream);
@@ -99,5 +99,16 @@ LaunchError DenseToSparse(const Shape& shape, const LayerMemory& mem, const Dens
 // |predicted and true| of each (row, head): `truth` has mem.predicted's layout. Adds to counters.
 LaunchError CompareTopK(const Shape& shape, const LayerMemory& mem, const Rows& rows,
                         const int32_t* truth, SlotCounters* counters, Stream stream);
+
+// What exact mode tells attention.
+struct Resolution {
+  int32_t* pages = nullptr;     // [row][head][K]
+  uint32_t* missing = nullptr;  // [row]
+};
+// Where the blocks of mem.predicted are resident. `count_skipped`: those that are not count as
+// skipped.
+LaunchError FindPages(const Shape& shape, const LayerMemory& mem, const Rows& rows,
+                      const Resolution& out, bool count_skipped, SlotCounters* counters,
+                      Stream stream);
 
 }  // namespace oasiskv::gpu

@@ -13,7 +13,7 @@ namespace oasiskv::gpu {
 
 using Stream = CUstream_st*;  // cudaStream_t
 
-// Values equal those of oasiskv::ElementType. kFloat8 (E4M3) is of summaries alone.
+// Values equal those of oasiskv::ElementType. kFloat8 (E4M3) is for summaries only.
 enum class Element : uint8_t { kFloat16 = 1, kBFloat16 = 2, kFloat32 = 3, kFloat8 = 4 };
 
 // Constant for the life of a working set; passed to kernels by value.
@@ -114,8 +114,8 @@ struct alignas(16) PlanItem {
   int32_t row = 0;
 };
 inline constexpr uint16_t kItemPromoted = 1;  // from the local page, not from a source
-// Set by whoever was to bring the bytes and could not (a missing frame, a wait that timed out):
-// Commit leaves the page empty.
+// Set where the bytes could not be brought (a missing frame, a wait that timed out): Commit leaves
+// the page empty.
 inline constexpr uint16_t kItemSkipped = 2;
 // Set before Gather, where a source's bytes did not come in time: the page keeps what it holds, as
 // if the cap had refused the item.

@@ -18,7 +18,7 @@ struct RankArgs {
   uint32_t best_at, winners_at, histograms_at, words_at;  // in shared memory; keys begin at 0
 };
 
-// kNormalizedMax: the greatest sum of each query head, a warp a head.
+// kNormalizedMax: the greatest sum of each query head, one warp per head.
 __device__ void FindBest(const RankArgs& args, const float* sums, uint32_t blocks, float* best) {
   for (uint32_t h = threadIdx.x / 32; h < args.group; h += kRankWarps) {
     uint32_t most = OrderOf(-INFINITY);

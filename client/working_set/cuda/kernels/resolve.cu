@@ -1,6 +1,6 @@
 // What the true selection finds among the pages.
 #include "client/working_set/cuda/kernels/entry.cuh"
-#include "client/working_set/cuda/kernels/resolve.h"
+#include "client/working_set/cuda/kernels/kernels.h"
 
 namespace oasiskv::gpu {
 namespace {

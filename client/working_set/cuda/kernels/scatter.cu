@@ -1,5 +1,4 @@
 // Entries out of HBM into frames in host memory, with their summaries.
-#include "client/working_set/cuda/kernels/dense.cuh"
 #include "client/working_set/cuda/kernels/entry.cuh"
 #include "client/working_set/cuda/kernels/kernels.h"
 #include "client/working_set/cuda/kernels/summarise.cuh"

@@ -2,7 +2,6 @@
 
 #include "client/working_set/cuda/kernels/kernels.h"
 #include "client/working_set/cuda/kernels/rank.h"
-#include "client/working_set/cuda/kernels/score_float8.h"
 #include "client/working_set/cuda/kernels/score_kernel.cuh"
 #include "client/working_set/cuda/kernels/score_tuning.h"
 

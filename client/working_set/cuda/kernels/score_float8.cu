@@ -1,4 +1,3 @@
-#include "client/working_set/cuda/kernels/score_float8.h"
 #include "client/working_set/cuda/kernels/score_kernel.cuh"
 
 namespace oasiskv::gpu {

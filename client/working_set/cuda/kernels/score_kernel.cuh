@@ -125,4 +125,10 @@ __global__ void __launch_bounds__(kScoreThreads, kScoreCtas<kHeads>)
   }
 }
 
+// The kernels for summaries in E4M3 are compiled apart, in score_float8.cu.
+using ScoreKernelPointer = void (*)(ScoreArgs);
+
+// `heads`: query heads of a pass, as HeadsOfPass has them. `shrunk`: the box is.
+ScoreKernelPointer ScoreKernelOfFloat8(uint32_t heads, bool shrunk);
+
 }  // namespace oasiskv::gpu

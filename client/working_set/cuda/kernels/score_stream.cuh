@@ -15,7 +15,7 @@ inline constexpr uint32_t kLanes = 16;     // partial sums of a score, score.h
 inline constexpr uint32_t kSegment = 128;  // bytes of a minimum, and of a maximum, in a stage
 inline constexpr uint32_t kStageBytes = kTileBlocks * 2 * kSegment;
 
-// Warps of a CTA. Several CTAs share a multiprocessor, as many as registers allow: while one looks
+// Warps of a CTA. Several CTAs share a multiprocessor, up to the limit of its registers: while one looks
 // up its next chunk the others read on.
 inline constexpr uint32_t kStreamWarps = 8;
 inline constexpr uint32_t kScoreThreads = kStreamWarps * 32;

@@ -27,7 +27,7 @@ struct ScoreArgs {
   QueryType query_type;
   GroupCombine combine;
   bool full_local;  // a local block that is full is a candidate
-  bool folded;      // `scores` has a score a block; otherwise the sum of each query head
+  bool folded;      // `scores` has one score per block; otherwise the sum of each query head
   float* scores;    // [row][kv_head][folded ? 1 : group][max_blocks]
   uint32_t kv_heads, group, head_dim, summary_bytes, block_tokens, max_blocks;
   float near, far;

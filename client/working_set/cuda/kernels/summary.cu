@@ -1,4 +1,4 @@
-#include "client/working_set/cuda/kernels/dense.cuh"
+#include "client/working_set/cuda/kernels/entry.cuh"
 #include "client/working_set/cuda/kernels/kernels.h"
 #include "client/working_set/cuda/kernels/layout.h"
 #include "client/working_set/cuda/kernels/summarise.cuh"

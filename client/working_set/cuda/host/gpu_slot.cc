@@ -1,11 +1,11 @@
-#include "client/working_set/cuda/host/slot_memory.h"
+#include "client/working_set/cuda/host/gpu_slot.h"
 
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
 
 namespace oasiskv {
 
-absl::Status SlotPool::Create(const gpu::Shape& shape) {
+absl::Status GpuSlotPool::Create(const gpu::Shape& shape) {
   remote_tables.resize(shape.slots);
   part_tables.resize(shape.slots);
   const uint64_t items = uint64_t{shape.layers} * shape.kv_heads * shape.resident;
@@ -18,13 +18,13 @@ absl::Status SlotPool::Create(const gpu::Shape& shape) {
   return absl::OkStatus();
 }
 
-HostFrames& SlotPool::Units(uint64_t bytes) {
+HostFrames& GpuSlotPool::Units(uint64_t bytes) {
   std::unique_ptr<HostFrames>& frames_of_size = frames[bytes];
   if (frames_of_size == nullptr) frames_of_size = std::make_unique<HostFrames>(bytes, &budget);
   return *frames_of_size;
 }
 
-SlotMemory::~SlotMemory() {
+GpuSlot::~GpuSlot() {
   for (const auto& [frames, unit] : own) frames->Give(unit);
   for (const auto& [frames, units] : reserved) frames->Release(units);
 }

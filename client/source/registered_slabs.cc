@@ -1,4 +1,4 @@
-#include "client/source/slot_memory.h"
+#include "client/source/registered_slabs.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,7 +13,7 @@ constexpr uint64_t kMostSlabBytes = uint64_t{16} << 20;
 
 }  // namespace
 
-std::byte* SlotMemory::Take() {
+std::byte* RegisteredSlabs::Take() {
   MutexLock lock(mutex_);
   if (free_.empty()) Grow();
   std::byte* const place = free_.back();
@@ -21,17 +21,17 @@ std::byte* SlotMemory::Take() {
   return place;
 }
 
-void SlotMemory::Give(std::byte* place) {
+void RegisteredSlabs::Give(std::byte* place) {
   MutexLock lock(mutex_);
   free_.push_back(place);
 }
 
-uint64_t SlotMemory::slab_bytes() const {
+uint64_t RegisteredSlabs::slab_bytes() const {
   MutexLock lock(mutex_);
   return slab_bytes_;
 }
 
-void SlotMemory::Grow() {
+void RegisteredSlabs::Grow() {
   const uint64_t places = std::max<uint64_t>(
       1, std::clamp(slab_bytes_, kFirstSlabBytes, kMostSlabBytes) / place_bytes_);
   const uint64_t bytes = places * place_bytes_;

@@ -1,4 +1,4 @@
-#include "client/working_set/stats_book.h"
+#include "client/working_set/stats.h"
 
 namespace oasiskv {
 
@@ -18,27 +18,6 @@ void AddStats(const WorkingSetStats& from, WorkingSetStats* to) {
   to->admission_bytes += from.admission_bytes;
   to->agreement_samples += from.agreement_samples;
   to->agreement_sum += from.agreement_sum;
-}
-
-void StatsBook::Add(RequestSlot slot, const WorkingSetStats& delta) {
-  MutexLock lock(mutex_);
-  AddStats(delta, &total_);
-  AddStats(delta, &of_slot_[slot.value()]);
-}
-
-void StatsBook::Reset(RequestSlot slot) {
-  MutexLock lock(mutex_);
-  of_slot_[slot.value()] = WorkingSetStats();
-}
-
-WorkingSetStats StatsBook::Total() const {
-  MutexLock lock(mutex_);
-  return total_;
-}
-
-WorkingSetStats StatsBook::OfSlot(RequestSlot slot) const {
-  MutexLock lock(mutex_);
-  return slot.value() < of_slot_.size() ? of_slot_[slot.value()] : WorkingSetStats();
 }
 
 }  // namespace oasiskv

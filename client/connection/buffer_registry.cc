@@ -1,4 +1,4 @@
-#include "client/connection/buffer_book.h"
+#include "client/connection/buffer_registry.h"
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
@@ -7,26 +7,27 @@
 
 namespace oasiskv::client {
 
-absl::StatusOr<std::shared_ptr<BookedBuffer>> BufferBook::Register(std::span<std::byte> memory) {
+absl::StatusOr<std::shared_ptr<RegistryEntry>> BufferRegistry::Register(
+    std::span<std::byte> memory) {
   if (memory.data() == nullptr || memory.empty()) {
     return MakeError(ErrorCode::kInvalidArgument,
                      absl::StrCat("a buffer of ", memory.size(), " bytes at ",
                                   memory.data() == nullptr ? "null" : "an address",
                                   " cannot be registered; give memory of at least one byte"));
   }
-  std::vector<std::shared_ptr<BookedBuffer>>
+  std::vector<std::shared_ptr<RegistryEntry>>
       kept;  // may be the last to hold one: not under the lock
   MutexLock lock(mutex_);
   std::erase_if(buffers_, [](const auto& weak) { return weak.expired(); });
   for (const auto& weak : buffers_) {
-    std::shared_ptr<BookedBuffer> buffer = weak.lock();
+    std::shared_ptr<RegistryEntry> buffer = weak.lock();
     if (buffer == nullptr) continue;
     if (buffer->memory.data() == memory.data() && buffer->memory.size() == memory.size()) {
       return buffer;
     }
     kept.push_back(std::move(buffer));
   }
-  auto made = std::make_shared<BookedBuffer>(memory);
+  auto made = std::make_shared<RegistryEntry>(memory);
   if (auto session = session_.lock(); session != nullptr && session->alive()) {
     OASISKV_ASSIGN_OR_RETURN(made->registration, session->reader().RegisterBuffer(memory));
   }
@@ -34,15 +35,15 @@ absl::StatusOr<std::shared_ptr<BookedBuffer>> BufferBook::Register(std::span<std
   return made;
 }
 
-void BufferBook::MoveTo(const std::shared_ptr<Session>& session) {
-  std::vector<std::shared_ptr<BookedBuffer>> kept;  // as above
+void BufferRegistry::MoveTo(const std::shared_ptr<Session>& session) {
+  std::vector<std::shared_ptr<RegistryEntry>> kept;  // as above
   size_t failed = 0;
   absl::Status first;
   {
     MutexLock lock(mutex_);
     session_ = session;
     for (const auto& weak : buffers_) {
-      std::shared_ptr<BookedBuffer> buffer = weak.lock();
+      std::shared_ptr<RegistryEntry> buffer = weak.lock();
       if (buffer == nullptr) continue;
       buffer->registration.reset();  // first: both at once might be more than may be locked
       auto made = session->reader().RegisterBuffer(buffer->memory);
@@ -61,7 +62,7 @@ void BufferBook::MoveTo(const std::shared_ptr<Session>& session) {
                                     first.message()));
 }
 
-bool BufferBook::Direct(const BookedBuffer& buffer) const {
+bool BufferRegistry::Direct(const RegistryEntry& buffer) const {
   MutexLock lock(mutex_);
   const auto session = session_.lock();
   return buffer.registration != nullptr && session != nullptr && session->alive();

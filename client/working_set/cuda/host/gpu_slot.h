@@ -21,15 +21,15 @@ namespace oasiskv {
 // Memory that outlives the requests: pinned units by size, frame tables by slot, registrations.
 //
 // Thread contract: used by the driving thread (the units of a HostFrames also by the proxy).
-struct SlotPool {
+struct GpuSlotPool {
   HostBudget budget;
   std::map<uint64_t, std::unique_ptr<HostFrames>> frames;    // by unit size
   std::vector<cuda::PinnedBuffer> remote_tables;             // [slot]: [layer][max_blocks]
   std::vector<std::vector<cuda::DeviceBuffer>> part_tables;  // [slot]: of parts beyond the first
   std::vector<std::shared_ptr<const cuda::HostRegistration>> registrations;
-  // Of an admission, one at a time.
+  // Scratch of an admission; there is one at a time.
   cuda::PinnedBuffer staging;
-  cuda::DeviceBuffer plan;  // items [layer][head][K], then a count for each layer
+  cuda::DeviceBuffer plan;  // items [layer][head][K], then one count per layer
   gpu::ErrorWord* error = nullptr;
   cuda::PinnedBuffer error_memory;
 
@@ -40,7 +40,7 @@ struct SlotPool {
 // Thread contract: used by the driving thread.
 //
 // Destroying it gives units and registrations back; the device must have done with the slot.
-struct SlotMemory {
+struct GpuSlot {
   std::shared_ptr<EntrySource> source;
   bool remote = false;
   uint64_t* remote_table = nullptr;  // pinned
@@ -50,18 +50,18 @@ struct SlotMemory {
   std::vector<std::shared_ptr<const cuda::HostRegistration>> registrations;
   uint64_t admission_bytes = 0;
 
-  ~SlotMemory();
+  ~GpuSlot();
 };
 
 struct AdmissionContext {
   const GpuWorkingSetOptions& options;
   const gpu::Shape& shape;
   DeviceMemory& memory;
-  SlotPool& pool;
+  GpuSlotPool& pool;
   cudaStream_t stream;
 };
 
-// Makes the slot's frame tables empty, so that a row that should not name it any more reads
+// Makes the slot's frame tables empty, so that a row that still names it by mistake reads
 // nothing.
 absl::Status ForgetSlot(const AdmissionContext& context, uint32_t slot);
 

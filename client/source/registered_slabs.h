@@ -16,15 +16,16 @@ namespace oasiskv::client {
 
 // Thread contract: safe for concurrent use.
 //
-// Grows a slab at a time and gives none back before its end: registering is dear, a place is not.
+// Grows by one slab at a time and gives none back before its end: registering is expensive, taking
+// a place is not.
 // A slab is registered when it is made, under the lock.
-class SlotMemory {
+class RegisteredSlabs {
  public:
   // Registers a slab with every connection that fetches into it; what it gives lives as long as the
   // slab. May be empty.
   using Register = std::function<std::vector<RegisteredBuffer>(std::span<std::byte>)>;
 
-  SlotMemory(uint64_t place_bytes, Register register_slab)
+  RegisteredSlabs(uint64_t place_bytes, Register register_slab)
       : place_bytes_(place_bytes), register_slab_(std::move(register_slab)) {}
 
   std::byte* Take();

@@ -10,12 +10,10 @@
 
 namespace oasiskv {
 
-void AddStats(const WorkingSetStats& from, WorkingSetStats* to);
-
 // Thread contract: safe for concurrent use.
-class StatsBook {
+class SlotStats {
  public:
-  explicit StatsBook(uint32_t slots) : of_slot_(slots) {}
+  explicit SlotStats(uint32_t slots) : of_slot_(slots) {}
 
   void Add(RequestSlot slot, const WorkingSetStats& delta);
   void Reset(RequestSlot slot);  // a new request takes the slot; the total stays

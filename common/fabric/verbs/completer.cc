@@ -1,19 +1,16 @@
-// The engine's half that learns what became of work requests, and ends batches.
+#include "common/fabric/verbs/completer.h"
+
 #include <algorithm>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/fabric/verbs/engine.h"
 #include "common/fabric/verbs/queue_pair.h"
 #include "oasiskv/error.h"
 
 namespace oasiskv::fabric::verbs {
 namespace {
-
-// A broken queue pair flushes at once. One that has not after so long is destroyed, after which the
-// device touches nothing for it either.
-constexpr Duration kFlushPatience = std::chrono::seconds(1);
 
 absl::Status PairError(ibv_wc_status status) {
   const std::string text = ::ibv_wc_status_str(status);
@@ -38,26 +35,45 @@ absl::Status PairError(ibv_wc_status status) {
 
 }  // namespace
 
-void Engine::OnCompletion(const ibv_wc& completion, MonotonicTime now) {
+bool Completer::Begin(const std::shared_ptr<Batch>& batch) {
+  if (!traffic_.lost.ok()) {
+    Finish(*batch, traffic_.lost);
+    return false;
+  }
+  if (batch->access == Access::kWrite) {
+    if (!gate_.Enter(batch->grant->id)) {
+      Finish(*batch,
+             MakeError(ErrorCode::kStale, "this client has fenced the grant: it writes no more"));
+      return false;
+    }
+    batch->counted_as_write = true;
+  }
+  batch->live_at = live_.size();
+  live_.push_back(batch);
+  alarm_.By(batch->deadline);
+  return true;
+}
+
+void Completer::OnCompletion(const ibv_wc& completion, MonotonicTime now) {
   const uint64_t place = (completion.wr_id & 0xffff'ffff) >> kPlaceShift;
-  if (place >= chunks_.size()) return;
-  Chunk& chunk = chunks_[place];
+  if (place >= traffic_.chunks.size()) return;
+  Chunk& chunk = traffic_.chunks[place];
   const uint64_t index = completion.wr_id - chunk.id;
   if (index >= chunk.count) return;  // of an earlier use of the place
   if (completion.status == IBV_WC_SUCCESS) {
-    last_heard_ = now;
+    traffic_.last_heard = now;
   } else {
     chunk.failed = true;
     // Of a queue pair that we broke ourselves, this is just what came back.
-    if (!pairs_[chunk.pair].broken) Lose(PairError(completion.status));
+    if (!traffic_.pairs[chunk.pair].broken) Lose(PairError(completion.status));
   }
   // After an error each request reports, signalled or not; the last one's turn comes last.
   if (index + 1 == chunk.count) Retire(chunk);
 }
 
-void Engine::Retire(Chunk& chunk) {
-  pairs_[chunk.pair].outstanding -= chunk.count;
-  outstanding_ -= chunk.count;
+void Completer::Retire(Chunk& chunk) {
+  traffic_.pairs[chunk.pair].outstanding -= chunk.count;
+  traffic_.outstanding -= chunk.count;
   const std::shared_ptr<Batch> batch = std::move(chunk.batch);
   switch (chunk.kind) {
     case ChunkKind::kData:
@@ -67,14 +83,13 @@ void Engine::Retire(Chunk& chunk) {
       RetireWord(chunk, batch);
       break;
     case ChunkKind::kKeepalive:
-      keepalive_out_ = false;
       break;
   }
-  GiveChunk(chunk);
+  traffic_.Give(chunk);
 }
 
-void Engine::RetireData(Chunk& chunk, const std::shared_ptr<Batch>& batch) {
-  bytes_in_flight_ -= chunk.bytes;
+void Completer::RetireData(Chunk& chunk, const std::shared_ptr<Batch>& batch) {
+  traffic_.bytes -= chunk.bytes;
   --batch->chunks;
   if (chunk.direct) --batch->direct_chunks;
   if (!batch->Over()) {
@@ -86,9 +101,9 @@ void Engine::RetireData(Chunk& chunk, const std::shared_ptr<Batch>& batch) {
         if ((chunk.bounced_requests >> i & 1) == 0) continue;
         std::memcpy(chunk.stretches[i].local, chunk.bounces[i], chunk.stretches[i].bytes);
       }
-      (reads ? stats_.bytes_read : stats_.bytes_written) += chunk.bytes;
-      stats_.bytes_bounced += chunk.bounced;
-      stats_.bytes_direct += chunk.bytes - chunk.bounced;
+      (reads ? traffic_.stats.bytes_read : traffic_.stats.bytes_written) += chunk.bytes;
+      traffic_.stats.bytes_bounced += chunk.bounced;
+      traffic_.stats.bytes_direct += chunk.bytes - chunk.bounced;
     }
   }
   if (batch->ending.has_value() && batch->direct_chunks == 0) Finish(*batch, *batch->ending);
@@ -96,9 +111,9 @@ void Engine::RetireData(Chunk& chunk, const std::shared_ptr<Batch>& batch) {
   CheckIfComplete(batch);
 }
 
-// What another batch's end took down with a queue pair goes out again on the others. Reads only: a
-// connection that writes is lost with the first queue pair.
-void Engine::Requeue(const Chunk& chunk, const std::shared_ptr<Batch>& batch) {
+// What was on a queue pair that another batch's end took down goes out again on the others. Reads
+// only: a connection that writes is lost with its first queue pair.
+void Completer::Requeue(const Chunk& chunk, const std::shared_ptr<Batch>& batch) {
   if (!batch->parcels.empty()) {
     std::vector<Stretch>& first = batch->parcels.front();
     first.erase(first.begin(), first.begin() + static_cast<std::ptrdiff_t>(batch->next));
@@ -111,45 +126,45 @@ void Engine::Requeue(const Chunk& chunk, const std::shared_ptr<Batch>& batch) {
   batch->next_offset = 0;
   std::vector<Stretch> again(chunk.stretches.begin(), chunk.stretches.begin() + chunk.count);
   batch->parcels.insert(batch->parcels.begin(), std::move(again));
-  Enqueue(batch);
+  poster_.Enqueue(batch);
 }
 
-void Engine::RetireWord(Chunk& chunk, const std::shared_ptr<Batch>& batch) {
+void Completer::RetireWord(Chunk& chunk, const std::shared_ptr<Batch>& batch) {
   --batch->word_reads;
   if (batch->Over()) return;
   if (chunk.failed) {
-    to_check_.push_back(batch);
+    traffic_.to_check.push_back(batch);
     return;
   }
   uint64_t word = 0;
   std::memcpy(&word, chunk.stretches[0].local, sizeof(word));
-  ++stats_.grant_checks;
+  ++traffic_.stats.grant_checks;
   const absl::Status status = CheckGrantWord(word, batch->grant->epoch);
   if (!status.ok() || batch->word_reads == 0) Finish(*batch, status);
   LeaveGate(*batch);
 }
 
-void Engine::CheckIfComplete(const std::shared_ptr<Batch>& batch) {
+void Completer::CheckIfComplete(const std::shared_ptr<Batch>& batch) {
   if (batch->Over() || !batch->AllPosted() || batch->chunks > 0) return;
-  if (!std::exchange(batch->checking, true)) to_check_.push_back(batch);
+  if (!std::exchange(batch->checking, true)) traffic_.to_check.push_back(batch);
 }
 
-void Engine::EndEarly(const std::shared_ptr<Batch>& batch, const absl::Status& why,
-                      MonotonicTime now) {
+void Completer::EndEarly(const std::shared_ptr<Batch>& batch, const absl::Status& why,
+                         MonotonicTime now) {
   if (batch->Over()) return;
   batch->ending = why;
   batch->parcels.clear();
   batch->changed.NotifyAll();  // whoever waits for room to add to it
-  Duration patience = options_.drain_patience;
+  Duration patience = link_.options().drain_patience;
   if (batch->deadline <= now)
     patience = std::min(patience, (batch->deadline - batch->started) / 10);
   batch->patience_ends = now + patience;
-  SweepBy(batch->patience_ends);
+  alarm_.By(batch->patience_ends);
   if (batch->direct_chunks == 0) Finish(*batch, why);
   LeaveGate(*batch);
 }
 
-void Engine::Finish(Batch& batch, const absl::Status& outcome) {
+void Completer::Finish(Batch& batch, const absl::Status& outcome) {
   if (batch.outcome.has_value()) return;
   batch.outcome = outcome;
   batch.times.wire = Clock::Real().Now() - batch.posted;
@@ -157,19 +172,19 @@ void Engine::Finish(Batch& batch, const absl::Status& outcome) {
     case ErrorCode::kUnspecified:
       break;
     case ErrorCode::kStale:
-      ++stats_.stale;
+      ++traffic_.stats.stale;
       break;
     case ErrorCode::kLeaseExpired:
-      ++stats_.expired;
+      ++traffic_.stats.expired;
       break;
     case ErrorCode::kDeadlineExceeded:
-      ++stats_.deadline;
+      ++traffic_.stats.deadline;
       break;
     case ErrorCode::kCancelled:
-      ++stats_.cancelled;
+      ++traffic_.stats.cancelled;
       break;
     default:
-      ++stats_.failed;
+      ++traffic_.stats.failed;
   }
   if (batch.live_at != kNotLive) {
     live_.back()->live_at = batch.live_at;
@@ -184,89 +199,30 @@ void Engine::Finish(Batch& batch, const absl::Status& outcome) {
 
 // A write is over for the fence once nothing of it can reach the daemon any more, which may be
 // after its end.
-void Engine::LeaveGate(Batch& batch) {
+void Completer::LeaveGate(Batch& batch) {
   if (!batch.counted_as_write || !batch.outcome.has_value() || batch.chunks > 0) return;
   batch.counted_as_write = false;
   gate_.Leave(batch.grant->id);
 }
 
-void Engine::BreakPair(uint32_t pair, MonotonicTime now) {
-  Pair& broken = pairs_[pair];
+void Completer::BreakPair(uint32_t pair, MonotonicTime now) {
+  Pair& broken = traffic_.pairs[pair];
   if (std::exchange(broken.broken, true)) return;
   broken.broken_at = now;
-  SweepBy(now + kFlushPatience);
-  if (options_.access == Access::kWrite && broken.outstanding > 0) writes_adrift_ = true;
+  alarm_.By(now + kFlushPatience);
+  if (link_.options().access == Access::kWrite && broken.outstanding > 0) writes_lost_ = true;
   BreakQueuePair(broken.handle.get());
 }
 
-void Engine::Lose(const absl::Status& why) {
-  if (!lost_.ok()) return;
-  lost_ = why;
+void Completer::Lose(const absl::Status& why) {
+  if (!traffic_.lost.ok()) return;
+  traffic_.lost = why;
   const MonotonicTime now = Clock::Real().Now();
-  for (uint32_t i = 0; i < pairs_.size(); ++i) BreakPair(i, now);
+  for (uint32_t i = 0; i < traffic_.pairs.size(); ++i) BreakPair(i, now);
   // Ending a batch takes it off the list.
   for (const auto& batch : std::vector(live_)) EndEarly(batch, why, now);
-  for (auto& queue : queues_) queue.clear();
-  to_check_.clear();
-}
-
-void Engine::SweepBatches(MonotonicTime now) {
-  bool broke = false;
-  for (const auto& batch : std::vector(live_)) {  // ending a batch takes it off the list
-    if (!batch->Over() && batch->deadline <= now) {
-      EndEarly(batch, MakeError(ErrorCode::kDeadlineExceeded, "the batch's deadline passed"), now);
-    }
-    if (batch->outcome.has_value()) continue;
-    if (!batch->ending.has_value()) {
-      SweepBy(batch->deadline);
-    } else if (batch->patience_ends > now) {
-      SweepBy(batch->patience_ends);
-    } else {
-      for (const Chunk& chunk : chunks_) {
-        if (chunk.batch != batch || !chunk.direct || pairs_[chunk.pair].broken) continue;
-        BreakPair(chunk.pair, now);
-        broke = true;
-      }
-    }
-  }
-  if (!broke) return;
-  const bool none_left =
-      std::all_of(pairs_.begin(), pairs_.end(), [](const Pair& p) { return p.broken; });
-  if (none_left || options_.access == Access::kWrite) {
-    Lose(MakeError(ErrorCode::kPeerLost,
-                   "a batch that ended early had work on the wire that did not come back, and was "
-                   "rid of it by taking "
-                   "its queue pairs down; connect again"));
-  }
-}
-
-void Engine::SweepPairs(MonotonicTime now) {
-  for (uint32_t i = 0; i < pairs_.size(); ++i) {
-    Pair& pair = pairs_[i];
-    if (!pair.broken || pair.outstanding == 0) continue;
-    if (now < pair.broken_at + kFlushPatience) {
-      SweepBy(pair.broken_at + kFlushPatience);
-      continue;
-    }
-    pair.handle.reset();
-    for (Chunk& chunk : chunks_) {
-      if (chunk.count == 0 || chunk.pair != i) continue;
-      chunk.failed = true;
-      Retire(chunk);
-    }
-  }
-}
-
-void Engine::Sweep(MonotonicTime now) {
-  next_sweep_ = MonotonicTime::max();
-  SweepBatches(now);
-  SweepPairs(now);
-  if (!lost_.ok() || outstanding_ > 0) return;
-  if (now < last_heard_ + options_.keepalive) return;
-  const std::optional<uint32_t> pair = FreestPair(depth_);
-  if (pair.has_value()) {
-    keepalive_out_ = PostWordRead(ChunkKind::kKeepalive, nullptr, WordSlot(0), *pair);
-  }
+  poster_.Clear();
+  traffic_.to_check.clear();
 }
 
 }  // namespace oasiskv::fabric::verbs
