@@ -3,6 +3,7 @@
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -13,6 +14,7 @@ import hygiene
 import layering
 
 CXX = "g++"
+TREE = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Checks(unittest.TestCase):
@@ -175,6 +177,30 @@ class Checks(unittest.TestCase):
     def test_public_headers_that_need_the_tree(self):
         self.write("client/include/oasiskv/a.h", '#pragma once\n#include "common/good.h"\n')
         self.assert_reports(headers.check(self.root, CXX, []), "client/include/oasiskv/a.h")
+
+    def abi(self, action):
+        """Builds a small library with a C interface and runs tools/abi.sh on it."""
+        subprocess.run(["g++", "-shared", "-fPIC", "-g", "-Iclient/include", "-o", "a.so", "client/a.cc"], cwd=self.root, check=True)
+        return subprocess.run(["tools/abi.sh", action, "a.so"], cwd=self.root, capture_output=True, text=True, check=False)
+
+    @unittest.skipUnless(shutil.which("abidiff") and shutil.which("g++"), "needs abigail-tools and g++")
+    def test_changes_of_the_c_interface(self):
+        self.write("tools/abi.sh", (TREE / "tools/abi.sh").read_text())
+        (self.root / "tools/abi.sh").chmod(0o755)
+        self.write("tests/checks/README.md", "")
+        self.write("client/a.cc", '#include "oasiskv/oasiskv.h"\nint oasiskv_size(const oasiskv_layout* a) { return a->bytes; }\n'
+                                  "int Private(double) { return 0; }\n")
+        header = '#pragma once\nstruct oasiskv_layout { %s };\nextern "C" int oasiskv_size(const oasiskv_layout* a);\n'
+        self.write("client/include/oasiskv/oasiskv.h", header % "int blocks; int bytes;")
+        self.assertEqual(self.abi("--renew").returncode, 0)
+        self.assertEqual(self.abi("--check").returncode, 0)
+        self.assertNotIn("Private", (self.root / "tests/checks/liboasiskv.abi").read_text())
+
+        self.write("client/include/oasiskv/oasiskv.h", header % "long blocks; int bytes;")
+        changed = self.abi("--check")
+        self.assertEqual(changed.returncode, 1)
+        self.assertIn("blocks", changed.stdout)
+        self.assertIn("tools/abi.sh --renew a.so", changed.stderr)
 
     @unittest.skipUnless(shutil.which("clang-format"), "needs clang-format")
     def test_format(self):
