@@ -7,7 +7,7 @@ set -euo pipefail
 
 packages=(
   # tools
-  ca-certificates ccache clang clang-format clang-tidy cmake g++ git ninja-build pkg-config
+  abigail-tools ca-certificates ccache clang clang-format clang-tidy cmake g++ git ninja-build pkg-config
   protobuf-compiler protobuf-compiler-grpc python3 python3-venv ucx-utils
   # libraries
   libabsl-dev libbenchmark-dev libgmock-dev libgrpc++-dev libgtest-dev libnuma-dev

@@ -15,7 +15,7 @@ SKIPPED = 77
 
 
 def check(root, clang_format):
-    paths = [str(p) for p in tree.files(root, {".h", ".cc", ".c", ".cu"})]
+    paths = [str(p) for p in tree.files(root, {".h", ".cc", ".c", ".cu", ".cuh"})]
     if not paths:
         return []
     run = subprocess.run([clang_format, "--dry-run", "--ferror-limit=1", *paths], cwd=root,
@@ -23,7 +23,7 @@ def check(root, clang_format):
     found = sorted({m.group(1) for m in re.finditer(r"^(\S+?):\d+:\d+: (?:warning|error):", run.stderr, re.M)})
     if run.returncode != 0 and not found:
         return [run.stderr.strip()]
-    return [f"{path}: not formatted; mend it with: clang-format -i {path}" for path in found]
+    return [f"{path}: not formatted; fix it with: clang-format -i {path}" for path in found]
 
 
 def main():

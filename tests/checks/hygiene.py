@@ -1,5 +1,6 @@
-"""Length of files, paths of one machine, syntax of scripts. Usage: hygiene.py ROOT"""
+"""Length of files, size of folders, paths of one machine, syntax of scripts. Usage: hygiene.py ROOT"""
 
+import collections
 import pathlib
 import re
 import subprocess
@@ -9,15 +10,33 @@ import tree
 
 CODE = {".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto"}
 MAX_LINES = 600
+MAX_FILES = 30
+# Folders that may hold more, and why.
+LARGE_FOLDERS = {
+    "client/working_set/cuda/kernels": "a table of like things: one kernel a file",
+    "tools/bench/step": "a table of like things: one part of a decode step a file",
+}
 TEXT = CODE | {"", ".md", ".txt", ".json", ".in", ".map", ".toml", ".yml", ".yaml", ".cfg"}
 # A home directory, or a checkout's place on somebody's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.$}/-])/(home|root|Users|work)/[\w.-]+")
 
 
+def folder_sizes(paths):
+    """Folders with too many files, and exceptions that are not needed any more."""
+    findings = []
+    for folder, count in sorted(collections.Counter(path.parent.as_posix() for path in paths).items()):
+        if count > MAX_FILES and folder not in LARGE_FOLDERS:
+            findings.append(f"{folder}: {count} files, at most {MAX_FILES}: group them by subject")
+        if count <= MAX_FILES and folder in LARGE_FOLDERS:
+            findings.append(f"{folder}: {count} files: it needs no exception; remove it from LARGE_FOLDERS in hygiene.py")
+    return findings
+
+
 def check(root):
     root = pathlib.Path(root)
-    findings = []
-    for path in tree.files(root):
+    paths = tree.files(root)
+    findings = folder_sizes(paths)
+    for path in paths:
         if path.suffix not in TEXT:
             continue
         try:

@@ -22,7 +22,8 @@ function(oasiskv_shared_library)
   set(map "${PROJECT_SOURCE_DIR}/client/oasiskv.map")
   target_link_options(oasiskv PRIVATE "LINKER:--version-script=${map}")
   set_target_properties(oasiskv PROPERTIES
-    LINKER_LANGUAGE CXX LINK_DEPENDS "${map}" VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
+    LINKER_LANGUAGE CXX LINK_DEPENDS "${map}" VERSION ${PROJECT_VERSION}
+    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} # before 1.0 a minor version may change the interface
     LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/lib")
 
   set(package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/oasiskv")
@@ -37,4 +38,11 @@ function(oasiskv_shared_library)
     COMPATIBILITY SameMinorVersion)
   install(FILES "${PROJECT_BINARY_DIR}/oasiskvConfig.cmake" "${PROJECT_BINARY_DIR}/oasiskvConfigVersion.cmake"
     DESTINATION ${package_dir})
+
+  # The prefix counts from the file, so that an installed tree can be moved.
+  set(pkgconfig_dir "${CMAKE_INSTALL_LIBDIR}/pkgconfig")
+  file(RELATIVE_PATH prefix_from_pc "/${pkgconfig_dir}" "/")
+  string(REGEX REPLACE "/$" "" prefix_from_pc "${prefix_from_pc}")
+  configure_file("${PROJECT_SOURCE_DIR}/tools/cmake/oasiskv.pc.in" "${PROJECT_BINARY_DIR}/oasiskv.pc" @ONLY)
+  install(FILES "${PROJECT_BINARY_DIR}/oasiskv.pc" DESTINATION ${pkgconfig_dir})
 endfunction()

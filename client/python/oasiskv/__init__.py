@@ -20,4 +20,4 @@ from oasiskv.producer import Producer
 from oasiskv.reader import Fetch, Reader
 from oasiskv.working_set import HostCache, Late, Loss, Mode, ResidentView, Source, WorkingSet
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -71,7 +71,7 @@ TEST_F(BenchCeiling, TheAverageIsTaken) {
 
 TEST(UcxRoute, IsThatOfTheLanesOnlyWhereTheConnectionGoesOverThemByItself) {
   const auto transports = [](const std::string& how) {
-    return UcxRouteOf("oasiskvd 0.1.0 at 10.0.0.1:7400, ucx 10.0.0.1:7402, " + how +
+    return UcxRouteOf("oasiskvd 0.2.0 at 10.0.0.1:7400, ucx 10.0.0.1:7402, " + how +
                       " (ucx, as asked)")
         .transports;
   };
