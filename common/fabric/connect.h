@@ -35,31 +35,16 @@ struct UcxEndpointOptions {
   uint16_t port = 0;             // 0: any; address() tells
   Duration reply_timeout =
       std::chrono::seconds(10);  // a peer that takes no data for so long is disconnected
-  // Gives keys to clients that UCX reaches over RDMA lanes. They read and write all of every arena
-  // by themselves; without, all go by messages that the daemon checks.
-  bool one_sided = true;
 };
-
-// Thread contract: safe for concurrent use.
-class UcxEndpoint : public Endpoint {
- public:
-  // Disconnects the client that has keys under this id, because it does not fence; the authority
-  // learns by ConnectionClosed when its queue pairs take no more writes. False: there is none (any
-  // more).
-  virtual bool Close(ConnectionId connection) = 0;
-};
-
-absl::StatusOr<std::unique_ptr<UcxEndpoint>> ServeUcx(const UcxEndpointOptions& options,
-                                                      ExportedMemory memory,
-                                                      GrantAuthority& authority);
+absl::StatusOr<std::unique_ptr<Endpoint>> ServeUcx(const UcxEndpointOptions& options,
+                                                   ExportedMemory memory,
+                                                   GrantAuthority& authority);
 struct UcxConnectOptions {
   std::string address;  // host:port, [v6]:port
   uint64_t incarnation = 0;
   Duration connect_timeout = std::chrono::seconds(5);
   uint64_t window_bytes =
       uint64_t{4} << 20;  // data asked for and not yet arrived, over all batches of the connection
-  // Reads and writes by itself where both sides have RDMA lanes; without, by messages.
-  bool one_sided = true;
 };
 absl::StatusOr<std::unique_ptr<Connection>> ConnectUcx(const UcxConnectOptions& options);
 

@@ -63,8 +63,7 @@ struct ExportedMemory {
 
 // Of a fabric that goes over several transports.
 struct TransportCount {
-  std::string transport;  // "tcp", "rc_verbs"
-  bool one_sided = false;
+  std::string transport;     // "tcp", "rc_verbs"
   uint64_t connections = 0;  // now
 };
 

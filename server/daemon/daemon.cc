@@ -118,11 +118,9 @@ struct Daemon::Impl {
     fabric::UcxEndpointOptions ucx;
     ucx.host = resolved->ToAddress().host;
     ucx.port = options.ucx_address.port;
-    ucx.one_sided = options.ucx_rdma;
     auto endpoint = fabric::ServeUcx(ucx, core->Export(), *core);
     if (!endpoint.ok()) return Annotate(endpoint.status(), flag);
     bound.ucx_address = (*endpoint)->address();
-    this->ucx = endpoint->get();
     endpoints.push_back(*std::move(endpoint));
     return absl::OkStatus();
   }
@@ -139,11 +137,9 @@ struct Daemon::Impl {
   // A writer's key cannot be taken away, so a revoked writer that does not fence loses its
   // connection. A mapping (shm) cannot be taken away at all.
   void EndUnfencedWriters() {
-    if (verbs == nullptr && ucx == nullptr) return;
+    if (verbs == nullptr) return;
     for (const ConnectionId connection : core->UnfencedWriters(options.fence_timeout)) {
-      const bool closed = (verbs != nullptr && verbs->Close(connection)) ||
-                          (ucx != nullptr && ucx->Close(connection));
-      if (closed && unfenced_gate.Pass()) {
+      if (verbs->Close(connection) && unfenced_gate.Pass()) {
         LogWarning("daemon",
                    absl::StrCat("a writer over RDMA did not fence its revoked grant "
                                 "within --fence_timeout; its connection is ended (",
@@ -160,7 +156,6 @@ struct Daemon::Impl {
   std::unique_ptr<KvCore> core;
   std::vector<std::unique_ptr<fabric::Endpoint>> endpoints;
   fabric::VerbsEndpoint* verbs = nullptr;  // one of the endpoints
-  fabric::UcxEndpoint* ucx = nullptr;      // likewise
   LogGate unfenced_gate;
   std::shared_ptr<prometheus::Collectable> core_metrics;
   std::unique_ptr<Ticker> ticker;

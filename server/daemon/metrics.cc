@@ -143,13 +143,10 @@ void AddFabrics(const std::vector<const fabric::Endpoint*>& endpoints, Families&
   out.Gauge("oasiskv_fabric_connections", "Data connections now.");
   for (const auto& [name, stats] : all) out.Add(stats.connections, {{"fabric", name}});
   out.Gauge("oasiskv_fabric_transport_connections",
-            "Data connections of the ucx fabric now, by the transport that UCX chose and by how "
-            "data goes over it.");
+            "Data connections of the ucx fabric now, by the transport that UCX chose.");
   for (const auto& [name, stats] : all) {
     for (const fabric::TransportCount& count : stats.transports) {
-      out.Add(count.connections, {{"fabric", name},
-                                  {"transport", count.transport},
-                                  {"access", count.one_sided ? "one_sided" : "messages"}});
+      out.Add(count.connections, {{"fabric", name}, {"transport", count.transport}});
     }
   }
   for (const FabricMetric& metric : kFabricCounters) {

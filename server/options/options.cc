@@ -40,10 +40,6 @@ ABSL_FLAG(int64_t, shm_allowed_gid, -1,
           "Number of a group whose members may use the shm fabric. -1: none.");
 ABSL_FLAG(std::string, ucx_address, "127.0.0.1:7402",
           "Where the ucx fabric listens. Port 0: any free port; Describe tells which.");
-ABSL_FLAG(
-    bool, ucx_rdma, true,
-    "Lets ucx clients on RDMA lanes read and write by themselves, with keys that reach all of "
-    "the pool, also for writing. false: the daemon checks and answers every request.");
 ABSL_FLAG(std::string, verbs_device, "",
           "RDMA device of the verbs fabric. Empty: the first with an active port.");
 ABSL_FLAG(
@@ -177,7 +173,6 @@ absl::Status ReadVerbs(Options& options) {
     return Bad("verbs_port", absl::StrCat(options.verbs_port),
                "allowed are 1 to 255, and 0 for the first active port");
   }
-  options.ucx_rdma = absl::GetFlag(FLAGS_ucx_rdma);
   options.verbs_gid_index = absl::GetFlag(FLAGS_verbs_gid_index);
   if (options.verbs_gid_index < -1 || options.verbs_gid_index > 65535) {
     return Bad("verbs_gid_index", absl::StrCat(options.verbs_gid_index),

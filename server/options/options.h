@@ -27,7 +27,6 @@ struct Options {
   std::vector<uint32_t> shm_allowed_uids;  // besides the daemon's own user and root
   int64_t shm_allowed_gid = -1;            // -1: none
   Address ucx_address{"127.0.0.1", 7402};
-  bool ucx_rdma = true;
   std::string verbs_device;                          // empty: the first with an active port
   uint32_t verbs_port = 0;                           // 0: the device's first active one
   int64_t verbs_gid_index = -1;                      // -1: chosen

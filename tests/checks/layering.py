@@ -40,10 +40,10 @@ UPWARD = {
 PUBLIC = ("common/include/", "client/include/")
 
 # (what, pattern of included path, where it may be included). The test of the ucx fabric plays a peer that keeps no rule,
-# for which it needs UCX itself; last_wqe_event stands between UCX and a device that leaves an event out.
+# for which it needs UCX itself.
 HOMES = [
-    ("UCX", re.compile(r"^uc[pstm]/"), ("common/fabric/", "tests/unit/fabric/ucx_", "tests/fabric/ucx_")),
-    ("verbs", re.compile(r"^(infiniband|rdma)/"), ("common/fabric/", "tests/fabric/last_wqe_event")),
+    ("UCX", re.compile(r"^uc[pstm]/"), ("common/fabric/", "tests/unit/fabric/ucx_")),
+    ("verbs", re.compile(r"^(infiniband|rdma)/"), ("common/fabric/",)),
     ("CUDA", re.compile(r"^(cuda\w*(/.*)?\.h|cuda/.*|cuda_runtime\.h|driver_types\.h)$"),
      ("common/cuda/", "client/working_set/cuda/", "tests/gpu/", "tools/bench/gpu/", "tools/bench/step/")),
 ]

@@ -1,4 +1,4 @@
-// A writer that a service test kills or stops while it holds a grant: the test program itself,
+// A writer that the service test kills or stops while it holds a grant: the test program itself,
 // started once more as `--hold_writer ADDRESS`.
 #pragma once
 

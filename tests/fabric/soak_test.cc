@@ -85,9 +85,9 @@ class Soak : public ::testing::Test {
     options.flags = {"--fabrics=" + fabric_, "--pool_bytes=12MiB", "--slab_bytes=1MiB",
                      "--fence_timeout=1s",   "--log_level=error",  "--metrics_address=127.0.0.1:0"};
     if (fabric_ == "verbs") options.flags.push_back("--verbs_device=rxe1");
-    ForDaemon();
+    // UCX leaves RDMA devices alone: whatever is left on them is of verbs.
+    ::setenv("UCX_TLS", "tcp", 1);
     auto cluster = MiniCluster::Start(options);
-    ForClients();
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);
     stubs_ = std::make_unique<ControlStubs>(daemon().addresses().control_address);
@@ -100,31 +100,8 @@ class Soak : public ::testing::Test {
   int Below(int limit) { return static_cast<int>(random_() % static_cast<uint32_t>(limit)); }
   static bool Writes(int position) { return position >= kReaders; }
 
-  // Over ucx where there are RDMA devices.
-  bool ucx_lanes() const {
-    return fabric_ == "ucx" && ::access("/sys/class/infiniband/rxe0", F_OK) == 0;
-  }
-  // What UCX may use in the process that is started next: one device, and TCP on this machine.
-  void UcxDevice(const char* device) const {
-    if (!ucx_lanes()) return;
-    ::setenv("UCX_NET_DEVICES", absl::StrCat(device, ":1,lo").c_str(), 1);
-    ::setenv("UCX_UD_VERBS_ETH_DGID_CHECK", "n", 1);
-  }
-  void ForDaemon() const {
-    UcxDevice("rxe1");
-    if (!ucx_lanes()) return;
-    const auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
-    ::setenv("LD_PRELOAD", (folder / "liblast_wqe_event.so").c_str(), 1);
-  }
-  void ForClients() const {
-    UcxDevice("rxe0");
-    if (ucx_lanes()) ::unsetenv("LD_PRELOAD");
-  }
-
   void Restart() {
-    ForDaemon();
     const absl::Status restarted = daemon().Restart();
-    ForClients();
     ASSERT_TRUE(restarted.ok()) << restarted;
   }
 
@@ -246,16 +223,6 @@ class Soak : public ::testing::Test {
     }
   }
 
-  // UCX registers its own pools when the first client comes.
-  static constexpr int64_t kUcxPools = 2;
-  bool RdmaIsAsBefore() const {
-    std::map<std::string, int64_t> now = RdmaResources(), before = rdma_before_;
-    if (fabric_ == "ucx") {
-      now["rxe1 mr"] -= std::clamp<int64_t>(now["rxe1 mr"] - before["rxe1 mr"], 0, kUcxPools);
-    }
-    return now == before;
-  }
-
   void ExpectNothingIsLeft() {
     v1::ListSequencesResponse list;
     const auto listed = [&] {  // not at once, when the daemon was killed just before
@@ -283,7 +250,7 @@ class Soak : public ::testing::Test {
         },
         kPatience))
         << series << " is " << connections;
-    EXPECT_TRUE(Eventually([&] { return RdmaIsAsBefore(); }, kRdmaPatience))
+    EXPECT_TRUE(Eventually([&] { return RdmaResources() == rdma_before_; }, kRdmaPatience))
         << "RDMA resources: " << ::testing::PrintToString(RdmaResources()) << ", at the start "
         << ::testing::PrintToString(rdma_before_);
     if (fabric_ != "shm") {
@@ -301,7 +268,7 @@ class Soak : public ::testing::Test {
                 long(fresh.descriptors), long(fresh.threads), long(fresh.kib >> 10));
     EXPECT_LE(worn.descriptors, fresh.descriptors + kMoreDescriptors);
     EXPECT_LE(worn.threads, fresh.threads + kMoreThreads);
-    EXPECT_LE(worn.kib, fresh.kib + MoreKib());
+    EXPECT_LE(worn.kib, fresh.kib + kMoreKib);
     // Of each of the clients that lived to the end, which had reconnected again and again.
     std::printf("clients, at most: %ld descriptors, %ld threads, %ld MiB\n",
                 long(tally().most_descriptors), long(tally().most_threads),
@@ -311,9 +278,8 @@ class Soak : public ::testing::Test {
     EXPECT_LE(tally().most_kib, kClientKib);
   }
 
-  // gRPC's own, which come and go, and UCX's pools over RDMA lanes (54 MiB).
-  static constexpr int64_t kMoreDescriptors = 24, kMoreThreads = 16;
-  int64_t MoreKib() const { return (ucx_lanes() ? 80 : 48) << 10; }
+  // gRPC's own, which come and go.
+  static constexpr int64_t kMoreDescriptors = 24, kMoreThreads = 16, kMoreKib = 48 << 10;
   // A client has a connection for reading and one for writing: some 12 descriptors, 4 MiB each.
   static constexpr int64_t kClientDescriptors = 64, kClientThreads = 40, kClientKib = 128 << 10;
 

@@ -1,5 +1,6 @@
 // Which fabric a client takes where there are RDMA devices, and what the daemon's memory lies on.
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -36,6 +37,32 @@ TEST_F(VerbsServiceTest, AutoTakesVerbsBeforeUcxAndSaysWhy) {
   EXPECT_THAT((*other)->Describe(),
               ::testing::AllOf(::testing::HasSubstr("nosuch0"), ::testing::HasSubstr("rxe0"),
                                ::testing::HasSubstr("rxe1")));
+}
+
+// What UCX may use in the process, or connection, that is started next: one device, and TCP on this
+// machine.
+void UseUcxDevice(const char* device) {
+  ::setenv("UCX_NET_DEVICES", absl::StrCat(device, ":1,lo").c_str(), 1);
+}
+
+TEST_F(VerbsServiceTest, UcxMessagesGoOverRdmaLanesToo) {
+  UseUcxDevice("rxe1");
+  StartDaemon({"--fabrics=ucx"});
+  UseUcxDevice("rxe0");
+  ClientOptions options = OptionsFor(address());
+  options.fabric = FabricChoice::kUcx;
+  auto client = Client::Connect(options);
+  ::unsetenv("UCX_NET_DEVICES");
+  ASSERT_OK(client.status());
+  EXPECT_THAT((*client)->Describe(), ::testing::HasSubstr("rc_verbs/rxe0:1"));
+  const Content content(QwenLike(), 64, 1);
+  ASSERT_OK(Put(**client, "a", content));
+  auto reader = (*client)->Attach(ReadSpecOf("a", content.geometry()));
+  ASSERT_OK(reader.status());
+  std::vector<std::byte> into;
+  const auto reads = AllEntries(content, into);
+  ASSERT_OK(Fetch(*reader, reads));
+  EXPECT_TRUE(AllRight(content, reads));
 }
 
 TEST_F(VerbsServiceTest, AutoStaysOnTheHostWhereItCan) {

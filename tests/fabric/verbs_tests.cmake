@@ -28,9 +28,7 @@ add_dependencies(verbs_service_test oasis-bench)
 # What count-instructions counts.
 add_executable(verbs_count ${CMAKE_CURRENT_LIST_DIR}/verbs_count.cc)
 target_link_libraries(verbs_count PRIVATE oasiskv_options oasiskv::fabric_verbs)
-add_executable(ucx_count ${CMAKE_CURRENT_LIST_DIR}/ucx_count.cc)
-target_link_libraries(ucx_count PRIVATE oasiskv_options ucx::ucp ucx::ucs)
-set_target_properties(verbs_count ucx_count PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
+set_target_properties(verbs_count PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests/bin")
 add_custom_target(tests_rdma DEPENDS verbs_rdma_test verbs_service_test)
 add_test(NAME rdma.verbs
   COMMAND "${CMAKE_CURRENT_LIST_DIR}/in-rdma-guest" --timeout 840 -- $<TARGET_FILE:verbs_rdma_test>)

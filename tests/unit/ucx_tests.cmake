@@ -10,6 +10,3 @@ oasiskv_test(NAME ucx_stranger_test LABEL unit
 oasiskv_test(NAME ucx_ending_test LABEL unit
   SOURCES unit/fabric/ucx_ending_test.cc
   DEPS oasiskv::fabric_ucx)
-oasiskv_test(NAME ucx_lanes_test LABEL unit
-  SOURCES unit/fabric/ucx_lanes_test.cc
-  DEPS oasiskv::fabric_ucx)

@@ -82,14 +82,14 @@ double TimeMemcpy(std::span<const CopyPiece> pieces, size_t bytes_each) {
 
 UcxRoute UcxRouteOf(const std::string& description) {
   UcxRoute out;
-  const std::vector<std::string> parts = absl::StrSplit(description, ", ");
-  for (size_t i = 1; i < parts.size(); ++i) {
-    if (!absl::StartsWith(parts[i], "one-sided")) continue;
-    // "rc_verbs/rxe0:1": UCX knows the family by the first word, and takes care of what it needs
-    // to connect.
-    const std::vector<std::string> lane = absl::StrSplit(parts[i - 1], absl::MaxSplits('_', 1));
-    out.transports = lane[0];
-  }
+  const size_t at = description.find(", ucx ");
+  if (at == std::string::npos) return out;
+  const std::vector<std::string> parts =
+      absl::StrSplit(description.substr(at + 1), absl::MaxSplits(", ", 1));
+  // "rc_verbs/rxe0:1": UCX knows the family by the first word, and takes care of what it needs to
+  // connect.
+  const std::string lane = parts.back().substr(0, parts.back().find('/'));
+  if (absl::StrContains(lane, '_')) out.transports = lane.substr(0, lane.find('_'));
   return out;
 }
 

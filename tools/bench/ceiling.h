@@ -34,9 +34,8 @@ struct UcxRoute {
   bool rdma() const { return transports != "tcp"; }
 };
 
-// The route of a connection that describes itself so (Client::Describe): RC or DC lanes where it
-// goes over them by itself ("..., rc_mlx5/mlx5_0:1, one-sided ..."), TCP for messages, whatever
-// carries them.
+// The route of a connection that describes itself so (Client::Describe): the family of the
+// transport that it names ("ucx 10.0.0.1:7402, rc_mlx5/mlx5_0:1 ..."), TCP where it names none.
 UcxRoute UcxRouteOf(const std::string& description);
 
 // Runs `ucx_perftest -t TEST` on this host, `outstanding` operations of `bytes` each in flight, for

@@ -54,14 +54,13 @@ Batch::Batch(Access batch_access, std::shared_ptr<const GrantView> batch_grant,
       posted_at_(started_) {}
 
 template <typename Piece>
-absl::Status Batch::Prepare(std::span<const Piece> pieces, FrameSpan span) {
+absl::Status Batch::Prepare(std::span<const Piece> pieces) {
   absl::Status status = CheckPieces(*grant, pieces);
   if (status.ok()) {
-    RunIterator<Piece> runs(*grant, pieces, span);
+    RunIterator<Piece> runs(*grant, pieces, FrameSpan::kWithinFrame);
     Run<Piece> run;
     while (runs.Next(run)) {
-      stretches_.push_back(
-          {run.block, run.offset, run.address, run.bytes, const_cast<std::byte*>(run.local)});
+      stretches_.push_back({run.block, run.offset, run.bytes, const_cast<std::byte*>(run.local)});
     }
   }
   MutexLock lock(mutex_);
@@ -70,11 +69,11 @@ absl::Status Batch::Prepare(std::span<const Piece> pieces, FrameSpan span) {
   return status;
 }
 
-template absl::Status Batch::Prepare(std::span<const ReadPiece> pieces, FrameSpan span);
-template absl::Status Batch::Prepare(std::span<const WritePiece> pieces, FrameSpan span);
+template absl::Status Batch::Prepare(std::span<const ReadPiece> pieces);
+template absl::Status Batch::Prepare(std::span<const WritePiece> pieces);
 
 bool Batch::EnterGate() {
-  auto pass = std::make_shared<WriteGate::Pass>(ledger_->gate(), grant->id);
+  auto pass = std::make_unique<WriteGate::Pass>(ledger_->gate(), grant->id);
   if (!*pass) return false;
   MutexLock lock(mutex_);
   pass_ = std::move(pass);
@@ -82,7 +81,7 @@ bool Batch::EnterGate() {
 }
 
 void Batch::End(const absl::Status& status) {
-  std::shared_ptr<WriteGate::Pass> pass;
+  std::unique_ptr<WriteGate::Pass> pass;
   {
     MutexLock lock(mutex_);
     if (outcome_.has_value()) return;
@@ -146,21 +145,6 @@ bool Batch::CopyIn(BatchCursor from, uint64_t position, std::span<const std::byt
     from.offset = 0;
   }
   return true;
-}
-
-std::shared_ptr<WriteGate::Pass> Batch::CopyOut(BatchCursor from, uint64_t bytes, std::byte* out) {
-  MutexLock lock(mutex_);
-  if (outcome_.has_value()) return nullptr;
-  while (bytes > 0) {
-    const Stretch& stretch = stretches_[from.stretch];
-    const uint64_t part = std::min(stretch.bytes - from.offset, bytes);
-    std::memcpy(out, stretch.local + from.offset, part);
-    out += part;
-    bytes -= part;
-    ++from.stretch;
-    from.offset = 0;
-  }
-  return pass_;
 }
 
 bool Batch::CopyOut(BatchCursor from, uint64_t bytes, std::vector<std::byte>& out) {

@@ -41,7 +41,6 @@ class Ledger {
 struct Stretch {
   uint32_t block = 0;
   uint32_t offset = 0;
-  FrameAddress address;  // the same place
   uint64_t bytes = 0;
   std::byte* local = nullptr;
 };
@@ -68,11 +67,9 @@ class Batch {
   const MonotonicTime deadline;
 
   // --- set up before the batch is shared ---
-  // kAcrossFrames for batches that go by addresses.
   template <typename Piece>
-  absl::Status Prepare(std::span<const Piece> pieces, FrameSpan span);
-  // For a write: asks the gate. False when it lets no more in. The batch is inside until it ends,
-  // and as long as somebody else shares its pass.
+  absl::Status Prepare(std::span<const Piece> pieces);
+  // For a write: asks the gate. False when it lets no more in. The batch is inside until it ends.
   bool EnterGate();
 
   // --- any thread ---
@@ -89,13 +86,10 @@ class Batch {
   bool CopyIn(BatchCursor from, uint64_t position, std::span<const std::byte> data);
   // Appends `bytes` bytes behind `from` to `out`. False: as above.
   bool CopyOut(BatchCursor from, uint64_t bytes, std::vector<std::byte>& out);
-  // To `out`, for a write that goes on after the batch ended; gives the batch's pass to be shared
-  // meanwhile. Null: as above.
-  std::shared_ptr<WriteGate::Pass> CopyOut(BatchCursor from, uint64_t bytes, std::byte* out);
   void MarkPosted();
 
   BatchCursor next;          // first byte not asked for (or not sent)
-  size_t open_requests = 0;  // asked and not answered; of one-sided batches, operations
+  size_t open_requests = 0;  // asked and not answered
   bool all_asked() const { return next.stretch == stretches_.size(); }
 
  private:
@@ -107,7 +101,7 @@ class Batch {
   mutable Mutex mutex_;
   CondVar ended_changed_;
   std::optional<absl::Status> outcome_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<WriteGate::Pass> pass_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<WriteGate::Pass> pass_ ABSL_GUARDED_BY(mutex_);
   TransferTimes times_ ABSL_GUARDED_BY(mutex_);
   MonotonicTime prepared_at_ ABSL_GUARDED_BY(mutex_);
   MonotonicTime posted_at_ ABSL_GUARDED_BY(mutex_);

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -22,7 +21,6 @@
 #include "common/clock.h"
 #include "common/fabric/connect.h"
 #include "common/fabric/ucx/batch.h"
-#include "common/fabric/ucx/one_sided.h"
 #include "common/fabric/ucx/worker.h"
 #include "common/mutex.h"
 
@@ -30,9 +28,7 @@ namespace oasiskv::fabric::ucx {
 
 // Thread contract: as Connection. What stands under "progress thread" belongs to that thread.
 //
-// client.cc has its life and its loop, client_requests.cc how batches are asked for,
-// client_answers.cc what is done with what comes back, one_sided.cc what replaces both where UCX
-// chose lanes whose keys the device checks.
+// Cuts batches into requests that share one window, and puts the answers where they belong.
 class UcxConnection final : public Connection, private ArrivalHandler {
  public:
   static absl::StatusOr<std::unique_ptr<Connection>> Connect(const UcxConnectOptions& options);
@@ -48,17 +44,16 @@ class UcxConnection final : public Connection, private ArrivalHandler {
                                   MonotonicTime deadline) override {
     return Start(Access::kWrite, std::move(grant), pieces, deadline);
   }
-  // Over messages the daemon checks every write when it arrives, so it needs no word of this.
-  void FenceWriter(GrantId grant) override;
+  // The daemon checks every write when it arrives, so it needs no word of this.
+  void FenceWriter(GrantId grant) override { ledger_->gate().Close(grant); }
   absl::Status Health() override {
     MutexLock lock(mutex_);
     return lost_;
   }
   Kind kind() const override { return Kind::kUcx; }
-  ConnectionId connection_id() const override { return connection_; }
+  ConnectionId connection_id() const override { return ConnectionId(0); }
   std::string Describe() const override {
-    return absl::StrCat("ucx ", options_.address, ", ", lanes_.TransportAndDevice(), ", ",
-                        one_sided_ != nullptr ? "one-sided" : "active messages");
+    return absl::StrCat("ucx ", options_.address, ", ", lane_.ToString());
   }
   ConnectionStats Stats() const override { return ledger_->Stats(); }
 
@@ -91,7 +86,6 @@ class UcxConnection final : public Connection, private ArrivalHandler {
   bool Issue();
   bool IssueOne(const std::shared_ptr<Batch>& batch);
   bool Full() const;
-  bool idle() const { return requests_.empty() && (one_sided_ == nullptr || one_sided_->idle()); }
   std::vector<RemoteRange> NextRanges(Batch& batch, uint64_t max_bytes, size_t max_ranges,
                                       uint64_t& bytes) const;
   void AddRead(OpenRequest request, uint64_t id, const std::vector<RemoteRange>& ranges);
@@ -99,11 +93,6 @@ class UcxConnection final : public Connection, private ArrivalHandler {
   bool SendWrite(OpenRequest request, uint64_t id, const std::vector<RemoteRange>& ranges);
   void OnArrival(const Arrival& arrival) override;
   void OnHelloReply(const Arrival& arrival);
-  void OnKeys(const Arrival& arrival);
-  bool ContinueGreeting();
-  absl::Status TakeKeys();
-  void Greeted();
-  bool SendFences();
   void OnData(const Arrival& arrival);
   void TakeData(const Data& data, std::span<const std::byte> bytes);
   void OnTrailer(const Arrival& arrival);
@@ -121,24 +110,17 @@ class UcxConnection final : public Connection, private ArrivalHandler {
   std::atomic<bool> stop_{false};
   std::thread thread_;
 
-  // Set by the progress thread before it is greeted, constant from then on.
-  Lanes lanes_;
-  ConnectionId connection_{0};
-  std::unique_ptr<OneSided> one_sided_;  // null: active messages
+  Lane lane_;  // set by the progress thread before it is greeted, constant from then on
 
   mutable Mutex mutex_;
   CondVar greeted_changed_;
   bool greeted_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status lost_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Batch>> submitted_ ABSL_GUARDED_BY(mutex_);
-  std::vector<GrantId> fences_ ABSL_GUARDED_BY(mutex_);  // to be told the daemon
 
   // --- progress thread ---
   ucp_ep* endpoint_ = nullptr;
-  bool failed_ = false;                // lost_ is set
-  bool joined_ = false;                // keys were asked for and have not come
-  std::optional<HelloReply> welcome_;  // came, and was not looked at yet
-  std::optional<std::pair<Keys, std::vector<std::byte>>> keys_;  // likewise
+  bool failed_ = false;                        // lost_ is set
   std::deque<std::shared_ptr<Batch>> asking_;  // with bytes not asked for yet, served in turn
   std::vector<std::shared_ptr<Batch>> live_;   // not known to have ended, for their deadlines
   std::vector<std::shared_ptr<Batch>> taken_;

@@ -123,17 +123,7 @@ void Peer::SendHelloReply(const absl::Status& status, uint64_t incarnation) {
   reply.incarnation = incarnation;
   reply.code = static_cast<int32_t>(ErrorCodeOf(status));
   reply.text_bytes = static_cast<uint32_t>(text.size());
-  reply.offers_keys = offered_ ? 1 : 0;
   Post(std::make_unique<SmallMessage>(*this, reply.head.id, &reply, sizeof(reply), text));
-}
-
-void Peer::SendKeys(uint32_t regions, const std::vector<std::byte>& payload) {
-  Keys keys;
-  keys.connection = connection_.value();
-  keys.regions = regions;
-  auto message = std::make_unique<SmallMessage>(*this, keys.head.id, &keys, sizeof(keys), "");
-  message->owned = payload;
-  Post(std::move(message));
 }
 
 void Peer::SendPing() {

@@ -53,25 +53,17 @@ class Peer {
   const std::string& address() const { return address_; }
   MonotonicTime connected_at() const { return connected_at_; }
   bool greeted() const { return greeted_; }
-  void set_greeted(Lanes lanes) {
+  void set_greeted(Lane lane) {
     greeted_ = true;
-    lanes_ = std::move(lanes);
+    lane_ = std::move(lane);
   }
-  // Those that UCX chose at this end, once greeted.
-  const Lanes& lanes() const { return lanes_; }
-  // Keys were offered, and not answered for yet.
-  bool offered() const { return offered_; }
-  void set_offered(bool offered) { offered_ = offered; }
-  // Zero unless it has keys.
-  ConnectionId connection() const { return connection_; }
+  // The one that UCX chose at this end, once greeted.
+  const Lane& lane() const { return lane_; }
   // TCP looks after itself.
-  bool pinged() const { return greeted_ && !offered_ && lanes_.Transport() != "tcp"; }
-  void set_connection(ConnectionId connection) { connection_ = connection; }
+  bool pinged() const { return greeted_ && lane_.transport != "tcp"; }
 
   void Enqueue(std::unique_ptr<ReadJob> job);
   void SendHelloReply(const absl::Status& status, uint64_t incarnation);
-  // `payload`: what follows the head of a Keys message.
-  void SendKeys(uint32_t regions, const std::vector<std::byte>& payload);
   void SendPing();
   void SendTrailer(uint64_t request, const absl::Status& status, uint64_t word);
   // Hands to UCX what may go now. True when the same call would do more.
@@ -111,9 +103,7 @@ class Peer {
   const MonotonicTime connected_at_;
 
   bool greeted_ = false;
-  bool offered_ = false;
-  Lanes lanes_;
-  ConnectionId connection_{0};
+  Lane lane_;
   bool in_ready_ = false;
   std::string broken_why_;
   std::deque<std::shared_ptr<ReadJob>> jobs_;      // not all posted yet

@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -22,7 +21,6 @@
 #include "common/fabric/ucx/peer.h"
 #include "common/fabric/ucx/worker.h"
 #include "common/log.h"
-#include "common/mapped_memory.h"
 #include "common/mutex.h"
 
 struct ucp_listener;
@@ -31,27 +29,22 @@ struct ucp_conn_request;
 namespace oasiskv::fabric::ucx {
 
 // Thread contract: as Endpoint; all private state but the counters belongs to the server's thread.
-//
-// server.cc has its life and its connections, server_requests.cc what clients ask for,
-// server_keys.cc what those with RDMA lanes get.
-class Server final : public UcxEndpoint, private ArrivalHandler {
+class Server final : public Endpoint, private ArrivalHandler {
  public:
-  static absl::StatusOr<std::unique_ptr<UcxEndpoint>> Start(const UcxEndpointOptions& options,
-                                                            ExportedMemory memory,
-                                                            GrantAuthority& authority);
+  static absl::StatusOr<std::unique_ptr<Endpoint>> Start(const UcxEndpointOptions& options,
+                                                         ExportedMemory memory,
+                                                         GrantAuthority& authority);
   ~Server() override;
 
   Kind kind() const override { return Kind::kUcx; }
   std::string address() const override { return address_; }
   EndpointStats Stats() const override;
-  bool Close(ConnectionId connection) override;
 
  private:
   struct Closing {
     std::unique_ptr<Peer> peer;
     void* request = nullptr;
     bool closed = false;
-    bool discarding = false;  // of a client with keys: `request` is now UCX's of StartDiscard
   };
 
   Server(const UcxEndpointOptions& options, ExportedMemory memory, GrantAuthority& authority)
@@ -61,19 +54,13 @@ class Server final : public UcxEndpoint, private ArrivalHandler {
         authority_(authority) {}
 
   absl::Status Listen();
-  absl::Status RegisterMemory();
   void Run();
   void OnArrival(const Arrival& arrival) override;
   void OnHello(Peer& peer, const Arrival& arrival);
   void OnRead(Peer& peer, const Arrival& arrival);
   void ServeRead(Peer& peer, const ReadRequest& request, std::span<const std::byte> range_bytes);
   void OnWrite(Peer& peer, const Arrival& arrival);
-  void OnJoin(Peer& peer, const Arrival& arrival);
-  void OnFence(Peer& peer, const Arrival& arrival);
-  void GiveKeys(Peer& peer);
   void CountTransport(const Peer& peer, int64_t by);
-  void LogTransport(const Peer& peer) const;
-  void BreakUnfenced();
   void Malformed(const Peer* peer, const Arrival& arrival, absl::string_view why);
   void Accept(ucp_conn_request* request);
   void ServeReady();
@@ -92,14 +79,9 @@ class Server final : public UcxEndpoint, private ArrivalHandler {
   std::string address_;
   ServerCounters counters_;
   LogGate malformed_gate_;
-  // What follows the head of a Keys message: empty when none are given. Constant once started.
-  std::vector<std::byte> keys_;
-  Mapping words_;
 
   mutable Mutex mutex_;
-  std::map<std::pair<std::string, bool>, int64_t> transports_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_set<ConnectionId> connections_ ABSL_GUARDED_BY(mutex_);  // that have keys
-  std::vector<ConnectionId> unfenced_ ABSL_GUARDED_BY(mutex_);             // to be disconnected
+  std::map<std::string, int64_t> transports_ ABSL_GUARDED_BY(mutex_);
 
   std::unique_ptr<Worker> worker_;
   ucp_listener* listener_ = nullptr;

@@ -1,18 +1,14 @@
 // What goes over the wire of the ucx fabric: active messages, each with a fixed little-endian
 // header.
 //
-//   client -> daemon   Hello                                 once, first
-//   daemon -> client   HelloReply, payload: text             code 0: welcome
-//   client -> daemon   Join                                  only when the reply offers keys
-//   daemon -> client   Keys, payload: KeyHead and key bytes  only when they were taken
-//   client -> daemon   Fence                                 of one that has keys
-//   daemon -> client   Ping                                  now and then, not over TCP
-//   client -> daemon   ReadRequest, payload: RemoteRange[ranges]
-//   daemon -> client   Data, payload: bytes                  any number per request, in any order
-//   client -> daemon   WriteRequest RemoteRange[ranges], payload: the ranges' bytes one after
-//   another daemon -> client   Trailer, payload: text                the one end of each request,
-//   unless a
-//                                                            Data was whole
+//   client -> daemon   Hello                                  once, first
+//   daemon -> client   HelloReply, payload: text              code 0: welcome
+//   daemon -> client   Ping                                   now and then, not over TCP
+//   client -> daemon   ReadRequest, payload: RemoteRange[]
+//   daemon -> client   Data, payload: bytes                   any number a request, in any order
+//   client -> daemon   WriteRequest RemoteRange[], payload: the ranges' bytes, one after another
+//   daemon -> client   Trailer, payload: text                 the one end of each request,
+//                                                             unless a Data was whole
 //
 // A ReadRequest message may hold several requests: behind the ranges of one comes the head of the
 // next with its own grant, then its ranges. A Data message may hold several whole answers: behind
@@ -36,7 +32,7 @@ static_assert(std::endian::native == std::endian::little,
 static_assert(sizeof(RemoteRange) == 12, "RemoteRange is a wire format");
 
 constexpr uint32_t kMagic = 0x58'4b'53'4f;  // "OSKX" in memory
-constexpr uint16_t kVersion = 2;
+constexpr uint16_t kVersion = 3;
 
 // Active-message ids. The server registers a handler for every id below kMessageIds, so that a
 // stranger's is counted.
@@ -47,10 +43,7 @@ enum class MessageId : uint16_t {
   kData = 4,
   kWrite = 5,
   kTrailer = 6,
-  kJoin = 7,
-  kKeys = 8,
-  kFence = 9,
-  kPing = 10,
+  kPing = 7,
 };
 constexpr unsigned kMessageIds = 32;
 
@@ -62,8 +55,6 @@ constexpr uint64_t kMaxRequestBytes = uint64_t{1} << 20;
 // disconnected.
 constexpr size_t kMaxOpenRequests = 1024;
 constexpr size_t kMaxTextBytes = 1024;
-// Arenas, and the table of grant words, that a client takes keys of.
-constexpr uint32_t kMaxRegions = 4097;
 // Payload of one Data or WriteRequest message: with its header it must fit into one TCP segment of
 // UCX (worker.cc), so that no fragments have to be put together on arrival.
 constexpr uint64_t kMaxPayloadBytes = uint64_t{128} << 10;
@@ -84,37 +75,6 @@ struct HelloReply {
   uint64_t incarnation = 0;
   int32_t code = 0;  // oasiskv::ErrorCode
   uint32_t text_bytes = 0;
-  // 1: UCX chose lanes with checked keys at the daemon's end, which waits for a Join.
-  uint32_t offers_keys = 0;
-  uint32_t reserved = 0;
-};
-
-// Whether UCX chose such lanes at the client's end too, and it wants the keys.
-struct Join {
-  Head head{.id = MessageId::kJoin};
-  uint32_t takes_keys = 0;
-  uint32_t reserved = 0;
-};
-
-// Behind it, for each arena by id and then for the grant words: a KeyHead and its key.
-struct Keys {
-  Head head{.id = MessageId::kKeys};
-  uint64_t connection = 0;
-  uint32_t regions = 0;  // arenas and words
-  uint32_t reserved = 0;
-};
-
-struct KeyHead {
-  uint64_t address = 0;
-  uint64_t bytes = 0;
-  uint32_t key_bytes = 0;
-  uint32_t reserved = 0;
-};
-
-// The writer writes no more under `grant`, and all that it wrote has arrived.
-struct Fence {
-  Head head{.id = MessageId::kFence};
-  uint64_t grant = 0;
 };
 
 // Says nothing: that it can be sent is what the daemon wants to know.
@@ -158,9 +118,7 @@ struct Trailer {
   uint32_t text_bytes = 0;
 };
 
-static_assert(sizeof(Head) == 8 && sizeof(Hello) == 16 && sizeof(HelloReply) == 32);
-static_assert(sizeof(Join) == 16 && sizeof(Keys) == 24 && sizeof(KeyHead) == 24 &&
-              sizeof(Fence) == 16);
+static_assert(sizeof(Head) == 8 && sizeof(Hello) == 16 && sizeof(HelloReply) == 24);
 static_assert(sizeof(ReadRequest) == 40 && sizeof(WriteRequest) == 40);
 static_assert(sizeof(Data) == 40 && sizeof(Trailer) == 32);
 

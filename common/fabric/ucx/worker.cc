@@ -3,7 +3,6 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <ucp/api/ucp.h>
 #include <unistd.h>
 
@@ -16,7 +15,9 @@
 #include <iterator>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
@@ -47,16 +48,15 @@ constexpr Setting kSettings[] = {
     {"TCP_CM_REUSEADDR", "y", "TCP_"},
 };
 
-// And where there are RDMA devices, whether or not UCX is to use them by default: both sides must
-// be set alike, for UCX aborts when the lanes that they choose do not match.
+// And where there are RDMA devices: both sides must be set alike, for UCX aborts when the lanes
+// that they choose do not match.
 constexpr Setting kRdmaSettings[] = {
     // The most that every device takes for a number: some (soft-RoCE) take 7 for "as often as it
     // needs", and a dead peer would never be noticed.
     {"RC_RETRY_COUNT", "6", ""},
     // One lane for all: a second device would only take part in rendezvous, which there is none of.
     {"MAX_RNDV_RAILS", "1", ""},
-    // It asks the other side's processor, over UD, and a flush would wait for the answer, while a
-    // stopped daemon's device goes on serving. The daemon sends pings instead.
+    // It asks the other side's processor, over UD. The daemon sends pings instead.
     {"KEEPALIVE_INTERVAL", "inf", ""},
 };
 
@@ -71,8 +71,7 @@ struct ConfigDeleter {
 };
 using Config = std::unique_ptr<ucp_config_t, ConfigDeleter>;
 
-absl::StatusOr<Config> MakeConfig(Worker::Family family, bool remote_memory,
-                                  std::string& transports) {
+absl::StatusOr<Config> MakeConfig(Worker::Family family, std::string& transports) {
   ucp_config_t* raw = nullptr;
   ucs_status_t status = ucp_config_read(nullptr, nullptr, &raw);
   if (status != UCS_OK) return UcxError("cannot read UCX's configuration", status);
@@ -81,9 +80,10 @@ absl::StatusOr<Config> MakeConfig(Worker::Family family, bool remote_memory,
   ucp_get_version(&major, &minor, &release);
   const bool whole_keys = major > 1 || minor >= 17;
   std::vector<Setting> settings(std::begin(kSettings), std::end(kSettings));
-  settings.push_back({"TLS", remote_memory ? "rc,tcp" : "tcp", ""});
+  const char* own_transports = HasRdmaDevice() ? "rc,tcp" : "tcp";
+  settings.push_back({"TLS", own_transports, ""});
   const char* tls = std::getenv("UCX_TLS");
-  transports = tls != nullptr ? tls : remote_memory ? "rc,tcp" : "tcp";
+  transports = tls != nullptr ? tls : own_transports;
   // Not for TCP alone: UCX warns of what it has no use for.
   if (HasRdmaDevice() && transports != "tcp") {
     settings.insert(settings.end(), std::begin(kRdmaSettings), std::end(kRdmaSettings));
@@ -111,6 +111,30 @@ void OnSendComplete(void* request, ucs_status_t status, void* message) {
 }
 
 }  // namespace
+
+std::string Lane::ToString() const {
+  return device.empty() ? transport : absl::StrCat(transport, "/", device);
+}
+
+// The first of the lines such as
+//   #   lane[2]:  2:rc_verbs/rxe0:1.0 md[1] -> md[1]/ib/sysdev[255] rma_bw#0 am am_bw#0
+// that messages go over.
+Lane ParseLane(absl::string_view text) {
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(line, absl::ByAnyChar("# \t"), absl::SkipEmpty());
+    if (words.size() < 2 || !absl::StartsWith(words[0], "lane[")) continue;
+    const std::vector<absl::string_view> place = absl::StrSplit(words[1], absl::MaxSplits('/', 1));
+    if (place.size() < 2 || !absl::StrContains(line, " am")) continue;
+    Lane lane;
+    const size_t colon = place[0].find(':');  // behind the number of the resource
+    lane.transport =
+        std::string(colon == absl::string_view::npos ? place[0] : place[0].substr(colon + 1));
+    lane.device = std::string(place[1].substr(0, place[1].rfind('.')));  // then the path's number
+    return lane;
+  }
+  return {};
+}
 
 bool IsUnusableIpv6(const sockaddr* address) {
   if (address->sa_family != AF_INET6) return false;
@@ -152,17 +176,13 @@ struct Worker::Slot {
   }
 };
 
-absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(ArrivalHandler& handler, Family family,
-                                                       RemoteMemory remote_memory) {
+absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(ArrivalHandler& handler, Family family) {
   std::unique_ptr<Worker> out(new Worker);
-  out->remote_memory_ = remote_memory == RemoteMemory::kIfDevices && HasRdmaDevice();
-  auto config = MakeConfig(family, out->remote_memory_, out->transports_);
+  auto config = MakeConfig(family, out->transports_);
   if (!config.ok()) return config.status();
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  // Only where there is a device to check keys: it makes UCX answer others' emulated get and put.
-  if (out->remote_memory_) params.features |= UCP_FEATURE_RMA;
   ucs_status_t status = ucp_init(&params, config->get(), &out->context_);
   if (status != UCS_OK) {
     return UcxError(absl::StrCat("UCX finds no usable transport among UCX_TLS=", out->transports_),
@@ -196,60 +216,19 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Create(ArrivalHandler& handler, 
 
 Worker::~Worker() {
   if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  for (ucp_mem* memory : registered_) ucp_mem_unmap(context_, memory);
   if (context_ != nullptr) ucp_cleanup(context_);
 }
 
-Lanes Worker::LanesOf(ucp_ep* endpoint) const {
+Lane Worker::LaneOf(ucp_ep* endpoint) const {
   char* text = nullptr;
   size_t bytes = 0;
   std::FILE* stream = ::open_memstream(&text, &bytes);
   if (stream == nullptr) return {};
   ucp_ep_print_info(endpoint, stream);
   std::fclose(stream);
-  Lanes lanes = ParseLanes({text, bytes});
+  Lane lane = ParseLane({text, bytes});
   std::free(text);
-  return lanes;
-}
-
-absl::StatusOr<ucp_mem*> Worker::Register(std::span<std::byte> memory, absl::string_view what) {
-  ucp_mem_map_params_t params{};
-  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
-  params.address = memory.data();
-  params.length = memory.size();
-  ucp_mem_h handle = nullptr;
-  const ucs_status_t status = ucp_mem_map(context_, &params, &handle);
-  if (status != UCS_OK) {
-    rlimit limit{};
-    ::getrlimit(RLIMIT_MEMLOCK, &limit);
-    const std::string locked =
-        limit.rlim_cur == RLIM_INFINITY ? "unlimited" : absl::StrCat(limit.rlim_cur, " bytes");
-    return MakeError(ErrorCode::kCapacity,
-                     absl::StrCat("UCX cannot register ", what, " (", memory.size(), " bytes): ",
-                                  ucs_status_string(status), "; the limit on locked memory is ",
-                                  locked, " (raise it with ulimit -l or LimitMEMLOCK=)"));
-  }
-  registered_.push_back(handle);
-  return handle;
-}
-
-absl::StatusOr<std::vector<std::byte>> Worker::PackKey(ucp_mem* registered) const {
-  void* key = nullptr;
-  size_t bytes = 0;
-  const ucs_status_t status = ucp_rkey_pack(context_, registered, &key, &bytes);
-  if (status != UCS_OK) return UcxError("UCX makes no key of registered memory", status);
-  const auto* first = static_cast<const std::byte*>(key);
-  std::vector<std::byte> out(first, first + bytes);
-  ucp_rkey_buffer_release(key);
-  return out;
-}
-
-// UCX gives a closed endpoint's queue pairs up behind the back of the close's own request; a flush
-// of the worker ends after that.
-void* Worker::StartDiscard() {
-  const ucp_request_param_t param{};
-  ucs_status_ptr_t request = ucp_worker_flush_nbx(worker_, &param);
-  return UCS_PTR_IS_PTR(request) ? request : nullptr;
+  return lane;
 }
 
 bool Worker::Progress() { return ucp_worker_progress(worker_) != 0; }

@@ -13,8 +13,6 @@
 #include "absl/status/statusor.h"
 #include "common/address.h"
 #include "common/clock.h"
-#include "common/fabric/ucx/lanes.h"
-#include "common/fabric/ucx/remote_memory.h"
 #include "common/fabric/ucx/wire.h"
 #include "common/mapped_memory.h"
 
@@ -61,6 +59,17 @@ class ArrivalHandler {
   virtual void OnArrival(const Arrival& arrival) = 0;
 };
 
+// The lane that UCX chose for an endpoint's messages, for people and metrics.
+struct Lane {
+  std::string transport = "unknown";  // "tcp", "rc_verbs"
+  std::string device;                 // "eth0", "mlx5_0:1"
+
+  std::string ToString() const;  // "rc_verbs/mlx5_0:1"
+};
+
+// Reads the text of ucp_ep_print_info. Never fails: what it does not understand is "unknown".
+Lane ParseLane(absl::string_view text);
+
 // Thread contract: everything but Wake belongs to one thread at a time; Wake is safe for concurrent
 // use.
 class Worker {
@@ -68,34 +77,20 @@ class Worker {
   // Arrivals of every message id below kMessageIds go to `handler`, which must outlive the worker.
   // Errors: INTERNAL with UCX's words and the transports asked for.
   enum class Family : uint8_t { kIpv4, kIpv6 };
-  enum class RemoteMemory : uint8_t { kNo, kIfDevices };
   // `family` is that of the address listened on or connected to: UCX carries the data over
   // connections of its own between addresses of the interfaces, which must be of the same family.
-  // With kIfDevices, and an RDMA device on this machine, RC transports are asked for beside TCP and
-  // memory can be reached by Get and Put.
-  static absl::StatusOr<std::unique_ptr<Worker>> Create(
-      ArrivalHandler& handler, Family family, RemoteMemory remote_memory = RemoteMemory::kNo);
+  static absl::StatusOr<std::unique_ptr<Worker>> Create(ArrivalHandler& handler, Family family);
   ~Worker();
 
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
   ucp_worker* get() const { return worker_; }
-  // The transports UCX may choose from: what UCX_TLS says, else "tcp", or "rc,tcp" with remote
-  // memory.
+  // The transports UCX may choose from: what UCX_TLS says, else "tcp", or "rc,tcp" where the
+  // machine has an RDMA device.
   const std::string& transports() const { return transports_; }
-  bool remote_memory() const { return remote_memory_; }
   // What UCX chose for a connected endpoint.
-  Lanes LanesOf(ucp_ep* endpoint) const;
-
-  // Registers memory until the worker goes, which it must outlive. Errors: CAPACITY where memory
-  // cannot be locked, naming the limit.
-  absl::StatusOr<ucp_mem*> Register(std::span<std::byte> memory, absl::string_view what);
-  // The key with which others reach registered memory, as it goes over the wire.
-  absl::StatusOr<std::vector<std::byte>> PackKey(ucp_mem* registered) const;
-  // Begins to look after endpoints that were closed: true from Closed means that no queue pair of
-  // theirs takes anything in any more.
-  void* StartDiscard();
+  Lane LaneOf(ucp_ep* endpoint) const;
 
   // True when something happened.
   bool Progress();
@@ -118,8 +113,6 @@ class Worker {
 
   ucp_context* context_ = nullptr;
   ucp_worker* worker_ = nullptr;
-  bool remote_memory_ = false;
-  std::vector<ucp_mem*> registered_;
   std::vector<Slot> slots_;
   int event_fd_ = -1;  // UCX's; goes with the worker
   UniqueFd wake_fd_;

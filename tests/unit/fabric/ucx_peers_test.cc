@@ -132,7 +132,7 @@ TEST_F(UcxPeersTest, SaysWhatIsWrongWithAnAddress) {
   const uint16_t port = ParseAddress(server_->address(), 0)->port;
   const absl::Status taken = ServeUcx({.host = "127.0.0.1", .port = port}, {}, authority_).status();
   EXPECT_EQ(ErrorCodeOf(taken), ErrorCode::kAlreadyExists) << taken;
-  EXPECT_NE(taken.message().find("--ucx_port"), std::string::npos) << taken;
+  EXPECT_NE(taken.message().find("--ucx_address"), std::string::npos) << taken;
   EXPECT_NE(taken.message().find(absl::StrCat(port)), std::string::npos) << taken;
   const absl::Status name = ServeUcx({.host = "some.host"}, {}, authority_).status();
   EXPECT_EQ(ErrorCodeOf(name), ErrorCode::kInvalidArgument) << name;
