@@ -117,7 +117,7 @@ absl::StatusOr<Duration> ReadDuration(absl::string_view flag, absl::Duration val
                                       absl::Duration least) {
   if (value < least || value > absl::Hours(24)) {
     return Bad(flag, absl::FormatDuration(value),
-               absl::StrCat("allowed are ", absl::FormatDuration(least), " to 24h"));
+               absl::StrCat("must be ", absl::FormatDuration(least), " to 24h"));
   }
   return absl::ToChronoNanoseconds(value);
 }
@@ -161,7 +161,7 @@ absl::Status ReadShm(Options& options) {
   if (options.shm_allowed_gid < -1 ||
       options.shm_allowed_gid > std::numeric_limits<uint32_t>::max()) {
     return Bad("shm_allowed_gid", absl::StrCat(options.shm_allowed_gid),
-               "is not a group number; allowed are -1 and 0 to 4294967295");
+               "must be -1 or 0 to 4294967295");
   }
   return absl::OkStatus();
 }
@@ -171,12 +171,12 @@ absl::Status ReadVerbs(Options& options) {
   options.verbs_port = absl::GetFlag(FLAGS_verbs_port);
   if (options.verbs_port > 255) {
     return Bad("verbs_port", absl::StrCat(options.verbs_port),
-               "allowed are 1 to 255, and 0 for the first active port");
+               "must be 1 to 255, or 0 for the first active port");
   }
   options.verbs_gid_index = absl::GetFlag(FLAGS_verbs_gid_index);
   if (options.verbs_gid_index < -1 || options.verbs_gid_index > 65535) {
     return Bad("verbs_gid_index", absl::StrCat(options.verbs_gid_index),
-               "allowed are 0 to 65535, and -1 for automatic choice");
+               "must be 0 to 65535, or -1 for automatic choice");
   }
   OASISKV_ASSIGN_OR_RETURN(
       options.fence_timeout,
@@ -214,22 +214,22 @@ absl::Status ReadPool(CoreOptions& core) {
   } else if (huge == "require") {
     core.huge_pages = HugePages::kRequire;
   } else {
-    return Bad("huge_pages", huge, "allowed are off, prefer and require");
+    return Bad("huge_pages", huge, "must be off, prefer or require");
   }
   core.numa_node = absl::GetFlag(FLAGS_numa_node);
   if (core.numa_node < -1) {
-    return Bad("numa_node", absl::StrCat(core.numa_node), "allowed are -1 and node numbers");
+    return Bad("numa_node", absl::StrCat(core.numa_node), "must be -1 or the number of a node");
   }
   core.touch_threads = absl::GetFlag(FLAGS_touch_threads);
   if (core.touch_threads < 0 || core.touch_threads > 1024) {
-    return Bad("touch_threads", absl::StrCat(core.touch_threads), "allowed are 0 to 1024");
+    return Bad("touch_threads", absl::StrCat(core.touch_threads), "must be 0 to 1024");
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<uint32_t> ReadLimit(absl::string_view flag, uint32_t value, uint32_t most) {
   if (value == 0 || value > most) {
-    return Bad(flag, absl::StrCat(value), absl::StrCat("allowed are 1 to ", most));
+    return Bad(flag, absl::StrCat(value), absl::StrCat("must be 1 to ", most));
   }
   return value;
 }
@@ -250,7 +250,7 @@ absl::Status ReadLimits(Options& options) {
   core.max_blob_bytes = absl::GetFlag(FLAGS_max_blob_bytes).bytes;
   if (core.max_blob_bytes > kMaxBlobBytes) {
     return Bad("max_blob_bytes", AbslUnparseFlag(ByteSize{core.max_blob_bytes}),
-               "allowed is at most 2MiB: an attach answer must stay below gRPC's 4 MiB");
+               "must be at most 2MiB: an attach answer must stay below gRPC's 4 MiB");
   }
   core.max_blobs_bytes = absl::GetFlag(FLAGS_max_blobs_bytes).bytes;
   OASISKV_ASSIGN_OR_RETURN(
@@ -269,7 +269,7 @@ absl::Status ReadLimits(Options& options) {
     const auto ttl = ReadDuration("unattended_ttl", unattended, absl::Milliseconds(100));
     if (!ttl.ok()) {
       return Bad("unattended_ttl", absl::FormatDuration(unattended),
-                 "allowed are 0 (never) and 100ms to 24h");
+                 "must be 0 (never) or 100ms to 24h");
     }
     core.unattended_ttl = *ttl;
   }
@@ -288,7 +288,7 @@ absl::StatusOr<LogLevel> ReadLogLevel(const std::string& text) {
   for (const auto& [name, level] : kLevels) {
     if (text == name) return level;
   }
-  return Bad("log_level", text, "allowed are debug, info, warning, error and off");
+  return Bad("log_level", text, "must be debug, info, warning, error or off");
 }
 
 // Found here, and not only when the second listener is bound.

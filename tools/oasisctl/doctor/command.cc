@@ -28,7 +28,7 @@ absl::StatusOr<uint64_t> ReadSize(const char* flag, const std::string& text) {
   ByteSize size;
   std::string error;
   if (AbslParseFlag(text, &size, &error) && (size.bytes == 0 || size.bytes > uint64_t{1} << 60)) {
-    error = "allowed are 1 byte to 1048576TiB";
+    error = "must be at least 1 byte and at most 1048576TiB";
   }
   if (error.empty()) return size.bytes;
   return MakeError(ErrorCode::kInvalidArgument, absl::StrCat("--", flag, "=", text, ": ", error));
@@ -46,14 +46,14 @@ absl::StatusOr<Wants> ReadWants(const Arguments& arguments) {
     wants.huge_pages = HugePages::kRequire;
   } else if (huge != "prefer") {
     return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrCat("--huge_pages=", huge, "; allowed are off, prefer and require"));
+                     absl::StrCat("--huge_pages=", huge, "; it must be off, prefer or require"));
   }
   OASISKV_ASSIGN_OR_RETURN(wants.numa_node, NumberOrNone(arguments, "numa_node"));
   wants.verbs.device = arguments.Get("verbs_device");
   OASISKV_ASSIGN_OR_RETURN(const uint64_t port, arguments.Number("verbs_port", 0));
   if (port > 255) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrCat("--verbs_port=", port, "; allowed are 1 to 255, and 0 for any"));
+                     absl::StrCat("--verbs_port=", port, "; it must be 1 to 255, or 0 for any"));
   }
   wants.verbs.port = static_cast<uint32_t>(port);
   OASISKV_ASSIGN_OR_RETURN(wants.verbs.gid_index, NumberOrNone(arguments, "verbs_gid_index"));
