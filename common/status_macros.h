@@ -17,7 +17,10 @@
 // OASISKV_ASSIGN_OR_RETURN(auto x, FallibleX());
 #define OASISKV_ASSIGN_OR_RETURN(lhs, expr) \
   OASISKV_ASSIGN_OR_RETURN_IMPL(OASISKV_MACRO_CONCAT(oasiskv_result_, __LINE__), lhs, expr)
+// `result` and `lhs` are declarations here, which take no parentheses.
+// NOLINTBEGIN(bugprone-macro-parentheses)
 #define OASISKV_ASSIGN_OR_RETURN_IMPL(result, lhs, expr) \
   auto result = (expr);                                  \
   if (!result.ok()) return std::move(result).status();   \
   lhs = *std::move(result)
+// NOLINTEND(bugprone-macro-parentheses)

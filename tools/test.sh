@@ -10,8 +10,9 @@ usage: tools/test.sh [options]
   --preset NAME  all tests of that preset and no other: release, debug, asan, tsan, thread-safety
   --label L      only tests of this label: unit, integration, python, consumer, checks
   --rdma         only the tests on RDMA devices, in virtual machines (installs QEMU; some 4 minutes after the build)
-  --ci           as without options, Clang's lock analysis of the product (compiled, not run), and the tests on RDMA
-                 devices where a virtual machine can be booted; else what they need is named
+  --ci           as without options, Clang's lock analysis of the product (compiled, not run), clang-tidy on the sources
+                 that changed last, and the tests on RDMA devices where a virtual machine can be booted; else what
+                 they need is named
   --full         all tests in release, asan, tsan and thread-safety (Clang's lock analysis)
   --no-install   do not look for missing Debian packages
   -h, --help     this text
@@ -116,6 +117,8 @@ fi
 
 if [[ $ci == yes ]]; then
   build thread-safety oasiskvd oasisctl oasiskv
+  say "running clang-tidy on the sources that changed last"
+  tools/tidy.sh --changed || fail "clang-tidy has findings, see above; to repeat one file: tools/tidy.sh FILE.cc"
 fi
 build release
 run release "${label[@]}"

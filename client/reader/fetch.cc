@@ -51,7 +51,7 @@ FetchState::FetchState(std::shared_ptr<ReadRight> right, FetchPlan plan, Monoton
   }
 }
 
-FetchState::FetchState(std::shared_ptr<ReadRight> right, absl::Status error)
+FetchState::FetchState(std::shared_ptr<ReadRight> right, const absl::Status& error)
     : right_(std::move(right)) {
   Finish(error);
 }

@@ -57,7 +57,7 @@ class FetchState {
   // OK just now.
   FetchState(std::shared_ptr<ReadRight> right, FetchPlan plan, MonotonicTime deadline);
   // A batch that failed before it was one.
-  FetchState(std::shared_ptr<ReadRight> right, absl::Status error);
+  FetchState(std::shared_ptr<ReadRight> right, const absl::Status& error);
   ~FetchState();
 
   bool Done();
