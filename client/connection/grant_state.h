@@ -16,7 +16,7 @@ namespace oasiskv::client {
 //
 // The lease ends `lease` after the moment the granting or renewing call was *sent*, less a margin
 // for clocks that run at different rates: the daemon began to count later, so the holder always
-// stops first (rule 3 of design.md section 3). A grant whose lease has ended here is suspended, not
+// stops first (rule 3 of server/lease/README.md). A grant whose lease has ended here is suspended, not
 // lost: a daemon that was stopped expires nobody for it, and the first renewal that succeeds makes
 // the grant valid again. What the daemon has declared lost stays lost.
 class GrantState {
