@@ -8,7 +8,7 @@
 namespace oasiskv::client {
 namespace {
 
-// Enough to make a batch worth its round trip, little enough to stay in a cache.
+// Large enough to make a batch worth its round trip, small enough to stay in a cache.
 constexpr uint64_t kStageBytes = uint64_t{1} << 20;
 
 // The halves of an entry: keys and values, or the one latent array.

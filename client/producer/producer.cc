@@ -18,7 +18,7 @@
 namespace oasiskv {
 namespace {
 
-// Checksums of one Commit call: 4 bytes each, far below gRPC's limit of 4 MiB a message.
+// Checksums of one Commit call: 4 bytes each, far below gRPC's limit of 4 MiB per message.
 constexpr uint64_t kChecksumsPerCommit = uint64_t{1} << 18;
 constexpr size_t kRangesPerCommit = 4096;
 
@@ -280,8 +280,8 @@ absl::Status Producer::Impl::Commit(uint32_t first_layer, uint32_t layer_count,
 absl::Status Producer::Impl::Abort(const std::string& reason) {
   if (phase_ != Phase::kSealing) OASISKV_RETURN_IF_ERROR(CheckPhase("Abort"));
   Fence();
-  // A name is ours only while the grant is: what the daemon threw away before may have been opened
-  // again by another.
+  // The name belongs to this producer only as long as the grant does: after the daemon threw the
+  // sequence away another writer may have opened it again.
   OASISKV_RETURN_IF_ERROR(CheckGrant());
   OASISKV_RETURN_IF_ERROR(Explain(
       session_->control().Abort(name_, identity_, reason, core_->options().rpc_timeout).status()));
@@ -337,8 +337,8 @@ absl::Status Producer::Impl::WriteTail() {
     const client::FrameStage::Slot slot = stage_.Add(l, block);
     client::CopyTokens(geometry_, layer.partial.data(), tail, slot.entries);
     client::ZeroTail(geometry_, tail, slot.entries);
-    // A block that is not full is no candidate of selection: its summary says nothing, and no stale
-    // bytes.
+    // A block that is not full is not a candidate of selection. Its summary is zero, so that it holds
+    // no stale bytes.
     std::memset(slot.summaries, 0, geometry_.layer_summaries_bytes());
     if (stage_.full() || l + 1 == geometry_.layers) OASISKV_RETURN_IF_ERROR(Flush(stage_));
   }

@@ -11,7 +11,7 @@ namespace oasiskv::client {
 
 // Thread contract: immutable after construction; safe for concurrent use.
 //
-// A sealed sequence is committed whole and takes no memory here; else one bit a (block, layer).
+// A sealed sequence is committed whole and takes no memory here; else it takes one bit per (block, layer).
 class CommittedSet {
  public:
   static CommittedSet Everything() { return CommittedSet(); }

@@ -23,7 +23,7 @@ absl::Status ReadRight::Check() const {
   return grant->Check(Clock::Real().Now());
 }
 
-// Makes the calling thread the one that may touch the state; waits for a release that is at it.
+// Makes the calling thread the only one that may touch the state; waits for a Release that holds it.
 class FetchState::Owned {
  public:
   explicit Owned(FetchState& state) : state_(state) {
@@ -93,8 +93,7 @@ void FetchState::CancelFromRelease() {
 void FetchState::Finish(const absl::Status& ended) {
   absl::Status status = ExplainEnd(ended, deadline_, *right_->grant, *right_->session);
   // The data are there and the grant word was right after them. The lease is looked at once more:
-  // nothing that arrived after its end counts, even though the daemon may not have come to revoke
-  // the grant.
+  // nothing that arrived after its end counts, even when the daemon has not yet revoked the grant.
   if (status.ok()) {
     if (right_->released.load(std::memory_order_acquire)) {
       status =

@@ -1,4 +1,4 @@
-// One batch of a reader, from the fabric's transfer to the answer a user may rely on.
+// One batch of a reader, from the fabric's transfer to the answer for the caller.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@
 
 namespace oasiskv::client {
 
-// The right that a fetch is made under, shared by a reader and its fetches; the grant is given back
-// when the last of them goes.
+// The grant that fetches are made under, shared by a reader and its fetches; it is given back when
+// the last of them goes.
 //
 // Thread contract: safe for concurrent use.
 struct ReadRight {
@@ -56,7 +56,7 @@ class FetchState {
   // Starts the batch; what fails at once is kept as its answer. Pre-condition: right->Check() was
   // OK just now.
   FetchState(std::shared_ptr<ReadRight> right, FetchPlan plan, MonotonicTime deadline);
-  // A batch that failed before it was one.
+  // A batch that failed before anything was started.
   FetchState(std::shared_ptr<ReadRight> right, const absl::Status& error);
   ~FetchState();
 
@@ -73,7 +73,7 @@ class FetchState {
 
   const std::shared_ptr<ReadRight> right_;
   std::atomic<bool> owned_{false};
-  // By whom owns.
+  // By the thread that owns the state.
   bool finished_ = false;
   absl::Status result_;
   BatchDeadline deadline_;

@@ -20,7 +20,7 @@ using client::FetchState;
 class TrackedFetch : public PendingFetch {
  public:
   explicit TrackedFetch(std::shared_ptr<FetchState> state) : state_(std::move(state)) {}
-  // The state may be looked at by a Release at this moment, so its end is made certain here.
+  // A Release may look at the state at this moment, so its end is made certain here.
   ~TrackedFetch() override { state_->Cancel(); }
   bool Done() override { return state_->Done(); }
   absl::Status Wait() override { return state_->Wait(); }
@@ -305,7 +305,7 @@ absl::Status Reader::Impl::Release() {
   for (const auto& weak : in_flight) {
     if (auto state = weak.lock()) state->CancelFromRelease();
   }
-  // What the daemon has taken back already needs no goodbye.
+  // A grant that the daemon has taken back already needs no Release.
   if (right_->grant->lost() || right_->session->restarted()) return absl::OkStatus();
   const client::GrantKey key = right_->grant->key();
   return Annotate(
@@ -382,7 +382,7 @@ absl::StatusOr<Reader> Client::Attach(const ReaderSpec& spec) {
     call.head_count = spec.head_count;
     call.lease = core.LeaseOr(spec.lease);
     if (spec.wait_for_seal > Duration(0)) {
-      // On a second session only what is left of the wait.
+      // A second session gets only what is left of the wait.
       call.wait_for_seal = std::max(wait_end - Clock::Real().Now(), Duration(Millis(1)));
     }
     OASISKV_ASSIGN_OR_RETURN(client::Attached attached, session->control().Attach(call, timeout));

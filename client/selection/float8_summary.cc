@@ -8,8 +8,8 @@
 namespace oasiskv {
 namespace {
 
-// The codes of all numbers of 16 bits, rounded down and up: what a model's keys are made of lies in
-// a few KiB of it.
+// The codes of all numbers of 16 bits, rounded down and up. The numbers that a model's keys consist
+// of lie in a few KiB of it.
 using Codes = std::array<std::array<uint8_t, 65536>, 2>;
 
 template <typename Format>

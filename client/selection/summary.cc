@@ -8,8 +8,8 @@ namespace oasiskv {
 namespace {
 
 // Floating-point numbers of one width, ordered as signed integers: for those of the sign bit the
-// other bits are flipped, so that rising integers are rising numbers. Integer min and max are one
-// instruction a vector, and need no conversion.
+// other bits are flipped, so that rising integers are rising numbers. Integer min and max take
+// one instruction per vector and need no conversion.
 template <typename Bits>
 struct Ordered {
   static constexpr Bits kMost = std::numeric_limits<Bits>::max();

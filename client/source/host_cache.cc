@@ -60,7 +60,7 @@ absl::Status Flight::Drive(MonotonicTime deadline) {
   absl::Status result;
   bool finished = true;
   for (auto& transfer : transfers_) {
-    // A Wait cannot be left, so with less time than the transfer has itself it is only looked at.
+    // A Wait cannot be interrupted: with less time than the transfer has, it is only polled.
     Duration nap = kShortestNap;
     while (deadline < deadline_ && !transfer->Done()) {
       if (Clock::Real().Now() >= deadline) {
@@ -103,7 +103,7 @@ HostCache::Claim HostCache::Get(uint32_t block, uint32_t layer, uint32_t head,
   if (auto flight = slot->flights[head].lock()) {
     return {Claim::Kind::kShared, slot, std::move(flight)};
   }
-  // A flight that everybody has left is being cancelled just now: its memory is not free yet.
+  // A flight that all have left is being cancelled at this moment: its memory is not free yet.
   if (slot->claimed[head]) return {};
   slot->claimed[head] = true;
   slot->flights[head] = mine;

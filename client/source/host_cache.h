@@ -45,7 +45,7 @@ struct CacheSlot {
 
 // Thread contract: safe for concurrent use.
 //
-// Of entries that nobody has, one caller becomes the fetcher and the others wait for it. Fetched
+// When an entry is missing, one caller fetches it and the others wait for it. Fetched
 // entries are kept up to the byte limit and never evicted; decoded blocks are always kept, for
 // there is no other copy.
 class HostCache {
@@ -69,7 +69,7 @@ class HostCache {
   };
   // `mine` becomes the flight of an entry that is claimed.
   Claim Get(uint32_t block, uint32_t layer, uint32_t head, const std::shared_ptr<Flight>& mine);
-  // Only what is there.
+  // Only what is present; null otherwise.
   std::shared_ptr<CacheSlot> Find(uint32_t block, uint32_t layer, uint32_t head) const;
   // The fetch of an entry into `slot` ended; one that failed can be claimed again.
   enum class Arrival { kPresent, kFailed };
@@ -77,7 +77,7 @@ class HostCache {
   // A block that decoding completed: entries [head].
   void Store(uint32_t block, uint32_t layer, std::span<const std::byte> entries);
   bool HasStored(uint32_t block, uint32_t layer) const;
-  // False: no block so low was stored, so that a lookup may be saved.
+  // False: `block` and those below it were never stored, which saves a lookup.
   bool MayHaveStored(uint32_t block) const {
     return block >= first_stored_.load(std::memory_order_acquire);
   }
@@ -108,7 +108,7 @@ class HostCache {
 // Thread contract: safe for concurrent use.
 //
 // A batch on its way into slots. Whoever needs one of its entries may drive it: it belongs to no
-// thread, so that a fetch never waits for another that nobody is waiting on. It holds the slots it
+// thread, so a fetch never waits for another that no thread drives. It holds the slots it
 // writes to; when everybody has left it, it is cancelled and its entries can be claimed again.
 class Flight {
  public:

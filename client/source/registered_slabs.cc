@@ -6,8 +6,8 @@
 namespace oasiskv::client {
 namespace {
 
-// Each slab is as large as all before it together, between these: a small request pins little, a
-// large one registers seldom.
+// Each slab is as large as all before it together, within these limits: a small request pins little,
+// a large one registers rarely.
 constexpr uint64_t kFirstSlabBytes = uint64_t{1} << 20;
 constexpr uint64_t kMostSlabBytes = uint64_t{16} << 20;
 

@@ -90,8 +90,8 @@ absl::Status SequenceSource::FetchSummaries(std::byte* into, TimePoint deadline)
 }
 
 std::vector<int32_t> SequenceSource::FirstTopK(uint32_t* k) const {
-  // Shards may have been sealed with different K; lists are best first, so the shortest is what all
-  // have.
+  // Shards may have been sealed with different K; lists are best first, so all of them have the
+  // length of the shortest.
   uint32_t common = shared_->parts[0].reader->first_topk_k();
   for (const SourcePart& part : shared_->parts) {
     common = std::min(common, part.reader->first_topk_k());
@@ -172,8 +172,8 @@ SourceStats SequenceSource::Stats() const {
   return stats;
 }
 
-// With what every part is read over. Where it cannot be registered fetches are copied, which is
-// slower and no less right.
+// Registers with the connection of every part. Where that fails fetches are copied, which is slower
+// but equally correct.
 std::vector<RegisteredBuffer> RegisterWithAll(const std::vector<SourcePart>& parts,
                                               std::span<std::byte> slab) {
   std::vector<RegisteredBuffer> registered;

@@ -1,4 +1,4 @@
-// What operators see.
+// What operators see: capacity, counters, lists of sequences and grants.
 #include "server/core/kv_core.h"
 
 namespace oasiskv::server {

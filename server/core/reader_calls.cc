@@ -191,7 +191,7 @@ absl::StatusOr<ReleaseResult> KvCore::Release(std::span<const GrantKey> grants,
       MutexLock lock(mutex_);
       for (const std::string& name : names) {
         Sequence* sequence = sequences_.FindLive(identity.tenant, name);
-        // Whoever took the name since the check is not the one that was meant.
+        // A sequence that took the name after the check is not the one that was meant.
         if (sequence == nullptr || sequence->body->identity != identity ||
             !Advance(sequence->state, SequenceOp::kRelease, name).ok()) {
           continue;

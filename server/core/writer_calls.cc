@@ -66,7 +66,7 @@ absl::Status CheckCommit(const Sequence& sequence, std::span<const LayerBlocks> 
   return absl::OkStatus();
 }
 
-// Stores the checksums of what is not committed yet: what is, cannot have changed.
+// Stores the checksums of what is not committed yet; committed entries cannot change.
 void StoreChecksums(Sequence& sequence, std::span<const LayerBlocks> ranges,
                     std::span<const uint32_t> checksums) {
   const Geometry& g = sequence.body->geometry;

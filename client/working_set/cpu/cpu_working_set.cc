@@ -219,7 +219,7 @@ absl::Status CpuWorkingSet::TakeTopK(LayerIndex layer, size_t row, const int32_t
   out->predicts = true;
   out->predicted.assign(size_t{context_.heads()} * context_.resident(), kNoBlock);
   std::vector<bool> taken(out->candidates);
-  // The block that is filling is attended as the local one; naming it asks for nothing.
+  // The block that is filling is attended as the local one, so naming it changes nothing.
   const int64_t local = LocalFull(*out->state) ? -1 : int64_t{out->state->complete};
   for (uint32_t h = 0; h < context_.heads(); ++h) {
     const std::span<int32_t> list =

@@ -177,7 +177,7 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(const GpuWorkingSetOptions& op
   small();
   memory.device_.push_back(std::move(state));
 
-  // The predict stream and the step stream score at a time.
+  // The predict stream and the step stream may score at the same time.
   const uint64_t score_bytes = Align(gpu::ScoreBytes(shape, options.max_rows));
   OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer scores,
                            cuda::DeviceBuffer::Create(2 * score_bytes, "the blocks' scores"));

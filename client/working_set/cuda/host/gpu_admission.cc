@@ -125,7 +125,7 @@ class Admitter {
       for (uint32_t b = 0; b < complete_; ++b) {
         frames[b] = reinterpret_cast<uint64_t>(part.memory.frames[b]);
       }
-      // Decoded blocks lie in frames of our own in the same layout.
+      // Decoded blocks lie in frames of this process, in the same layout.
       HostFrames& units =
           c_.pool.Units(part.entry_offset + (geometry_.layers - 1) * part.layer_stride +
                         uint64_t{part.head_count} * geometry_.entry_bytes());
@@ -339,7 +339,7 @@ class Admitter {
     return absl::OkStatus();
   }
 
-  // After the bytes: were they still the grant's?
+  // The bytes have arrived: did the grant still hold?
   absl::Status CheckArrival() {
     for (size_t p = 0; p < parts_.size(); ++p) {
       const LocalFrames& memory = parts_[p].memory;

@@ -1,4 +1,4 @@
-// A kernel launch's outcome as a status.
+// The result of a kernel launch as a status.
 #pragma once
 
 #include "absl/status/status.h"
