@@ -28,7 +28,7 @@ HOMES = [
     ("UCX", re.compile(r"^uc[pstm]/"), ("common/fabric/", "tests/unit/fabric/ucx_", "tests/fabric/ucx_")),
     ("verbs", re.compile(r"^(infiniband|rdma)/"), ("common/fabric/", "tests/fabric/last_wqe_event")),
     ("CUDA", re.compile(r"^(cuda\w*(/.*)?\.h|cuda/.*|cuda_runtime\.h|driver_types\.h)$"),
-     ("common/cuda/", "client/working_set/cuda/", "tests/gpu/", "tools/bench/gpu/", "tools/bench/step/")),
+     ("common/cuda/", "client/working_set/cuda/", "tests/gpu/", "tools/bench/gpu/", "tools/bench/rig/", "tools/bench/step/")),
 ]
 
 # gRPC and protobuf headers cost seconds in each file that sees them: sources include them, headers forward-declare.

@@ -1,8 +1,8 @@
-#include "tools/bench/step/budget.h"
+#include "tools/bench/step/model/budget.h"
 
 #include <algorithm>
 
-#include "tools/bench/step/foreground.h"
+#include "tools/bench/step/model/foreground.h"
 
 namespace oasiskv::bench::step {
 namespace {
