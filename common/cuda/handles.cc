@@ -82,9 +82,10 @@ Stream::~Stream() {
   if (stream_ != nullptr) cudaStreamDestroy(stream_);
 }
 
-absl::StatusOr<Event> Event::Create() {
+absl::StatusOr<Event> Event::Create(Timing timing) {
   Event event;
-  OASISKV_CUDA_RETURN(cudaEventCreateWithFlags(&event.event_, cudaEventDisableTiming));
+  OASISKV_CUDA_RETURN(cudaEventCreateWithFlags(
+      &event.event_, timing == Timing::kOn ? cudaEventDefault : cudaEventDisableTiming));
   return event;
 }
 

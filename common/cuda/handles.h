@@ -94,10 +94,11 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Thread contract: a move-only owner of an event without timing.
+// Thread contract: a move-only owner of an event. One that keeps time costs the GPU more.
 class Event {
  public:
-  static absl::StatusOr<Event> Create();
+  enum class Timing { kOff, kOn };
+  static absl::StatusOr<Event> Create(Timing timing = Timing::kOff);
   Event() = default;
   Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
   Event& operator=(Event&& other) noexcept {

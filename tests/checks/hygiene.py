@@ -13,8 +13,6 @@ MAX_LINES = 600
 MAX_FILES = 30
 # Folders that may hold more, and why.
 LARGE_FOLDERS = {
-    "client/working_set/cuda/kernels": "a table of like things: one kernel a file",
-    "tools/bench/step": "a table of like things: one part of a decode step a file",
 }
 TEXT = CODE | {"", ".md", ".txt", ".json", ".in", ".map", ".toml", ".yml", ".yaml", ".cfg"}
 # A home directory, or a checkout's place on somebody's machine.

@@ -30,12 +30,13 @@ ORDER = {
     "server": "pool < sequence < lease < core < options, service < daemon",
     "client": "include < selection < connection < producer, reader < source < working_set"
               " < working_set/cpu, working_set/cuda/kernels < working_set/cuda/host < working_set/cuda < c_api",
-    "tools": "oasisctl < oasisctl/doctor < bench/rig < bench < bench/gpu < bench/step",
+    "tools": "oasisctl < oasisctl/doctor < bench/rig < bench < bench/gpu < bench/step/kernels < bench/step/model < bench/step",
 }
-# The start of a file's name -> what it may include above itself: the list of fabrics names each of them.
+# The start of a file's name -> what it may include above itself: the lists of fabrics and of operations name each of them.
 UPWARD = {
     "common/fabric/registry.": "common/fabric/",
     "common/fabric/connect.": "common/fabric/",
+    "tools/bench/main.": "tools/bench/",
 }
 PUBLIC = ("common/include/", "client/include/")
 
@@ -45,7 +46,7 @@ HOMES = [
     ("UCX", re.compile(r"^uc[pstm]/"), ("common/fabric/", "tests/unit/fabric/ucx_")),
     ("verbs", re.compile(r"^(infiniband|rdma)/"), ("common/fabric/",)),
     ("CUDA", re.compile(r"^(cuda\w*(/.*)?\.h|cuda/.*|cuda_runtime\.h|driver_types\.h)$"),
-     ("common/cuda/", "client/working_set/cuda/", "tests/gpu/", "tools/bench/gpu/", "tools/bench/step/")),
+     ("common/cuda/", "client/working_set/cuda/", "tests/gpu/", "tools/bench/gpu/", "tools/bench/rig/", "tools/bench/step/")),
 ]
 
 # gRPC and protobuf headers cost seconds in each file that sees them: sources include them, headers forward-declare.

@@ -204,7 +204,7 @@ void Drive::Step(const std::vector<RequestSlot>& rows, bool predict) {
     }
   }
   // A prediction that a step without one has passed over is void on the CPU only, and an empty list
-  // is no sample of agreement on the GPU.
+  // is not a sample of agreement on the GPU.
   const bool sample = std::all_of(
       rows.begin(), rows.end(), [&](RequestSlot slot) { return !requests_[slot.value()].skipped; });
   for (uint32_t l = 0; l < options_.geometry.layers; ++l) {

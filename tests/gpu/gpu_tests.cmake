@@ -2,7 +2,7 @@
 function(oasiskv_gpu_test name)
   oasiskv_test(NAME ${name} LABEL gpu
     SOURCES ${ARGN}
-    DEPS oasiskv::working_set oasiskv::working_set_kernels oasiskv::cuda)
+    DEPS oasiskv::bench_rig oasiskv::working_set oasiskv::working_set_kernels oasiskv::cuda)
 endfunction()
 
 oasiskv_gpu_test(gpu_select_test gpu/select_test.cc gpu/transfer_rig.cc)
@@ -18,4 +18,4 @@ oasiskv_test(NAME gpu_working_set_test LABEL gpu TIMEOUT 180
   SOURCES gpu/gpu_working_set_test.cc gpu/gpu_devices_test.cc gpu/gpu_enqueue_test.cc gpu/gpu_faults_test.cc gpu/gpu_graph_test.cc
           gpu/gpu_limits_test.cc gpu/gpu_drive.cc gpu/gpu_drive_compare.cc gpu/gpu_drive_predict.cc gpu/gpu_inputs.cc
           gpu/transfer_rig.cc
-  DEPS oasiskv::gpu_working_set)
+  DEPS oasiskv::bench_rig oasiskv::gpu_working_set)

@@ -35,8 +35,8 @@ std::vector<std::byte> Slice(const std::vector<std::byte>& all, size_t at, size_
 }
 
 size_t SummaryAt(const Rig& rig, uint32_t slot, uint32_t head, uint32_t block) {
-  return ((size_t{slot} * rig.shape.kv_heads + head) * rig.shape.max_blocks + block) *
-         rig.shape.summary_bytes;
+  return slot * rig.mem.summaries_slot_stride +
+         (size_t{head} * rig.shape.max_blocks + block) * rig.shape.summary_bytes;
 }
 
 struct Case {

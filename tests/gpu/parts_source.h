@@ -49,7 +49,7 @@ class PartsSource : public FakeSource {
     EXPECT_NE(mapped, MAP_FAILED);
     const std::shared_ptr<std::byte> memory(static_cast<std::byte*>(mapped),
                                             [bytes](std::byte* p) { ::munmap(p, bytes); });
-    std::memset(memory.get(), 0xee, bytes);  // the heads that are nobody's here
+    std::memset(memory.get(), 0xee, bytes);  // heads of other ranks
     LocalPart part{.first_head = first,
                    .head_count = heads,
                    .entry_offset = before * entry,

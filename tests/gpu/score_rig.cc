@@ -112,35 +112,30 @@ ScoreRig::ScoreRig(const ScoreOptions& options) : options_(options), random_(opt
   shape.combine = options.combine;
   shape.near = static_cast<float>((1.0 + options.bound_weight) / 2);
   shape.far = static_cast<float>((1.0 - options.bound_weight) / 2);
+  device_ = MakeLayer({.shape = shape, .max_rows = options.max_rows});
+  mem = device_.memory;
+  rows = device_.rows;
   MakeSummaries();
   MakeQueries();
-  predicted =
-      Array<int32_t>(size_t{options.slots} * options.kv_heads * options.resident, kUntouched);
-  scores = Array<float>(gpu::ScoreBytes(shape, options.max_rows) / sizeof(float), 0.0f);
-  state = Array<gpu::SlotState>(options.slots);
-  for (gpu::SlotState& s : state.host) s.complete = options.max_blocks;
-  state.Upload();
-  row_slots = Array<int32_t>(options.max_rows, 0);
-  row_count = Array<uint32_t>(1, 0);
+  predicted = Array<int32_t>::Of(
+      mem.predicted, size_t{options.slots} * options.kv_heads * options.resident, kUntouched);
+  state = Array<gpu::SlotState>::Of(mem.state, options.slots, {.complete = options.max_blocks});
+  row_slots = Array<int32_t>::Of(rows.slots, options.max_rows);
+  row_count = Array<uint32_t>::Of(rows.count, 1);
   std::vector<int32_t> order(options.slots);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), random_);
   order.resize(std::min(options.slots, options.max_rows));
   SetRows(order, static_cast<uint32_t>(order.size()));
-  mem.summaries = summaries.device();
-  mem.summaries_slot_stride = int64_t{options.kv_heads} * options.max_blocks * shape.summary_bytes;
-  mem.predicted = predicted.device();
-  mem.scores = scores.device();
-  mem.state = state.device();
-  rows = {row_slots.device(), row_count.device(), options.max_rows};
 }
 
 void ScoreRig::MakeSummaries() {
   const size_t all = size_t{options_.slots} * options_.kv_heads * options_.max_blocks;
-  summaries = Array<std::byte>(all * shape.summary_bytes);
+  summaries = Array<std::byte>::Of(mem.summaries, options_.slots * mem.summaries_slot_stride);
   std::vector<std::byte> of_block(2 * shape.key_bytes);
   for (size_t i = 0; i < all; ++i) {
-    std::byte* const to = summaries.host.data() + i * shape.summary_bytes;
+    std::byte* const to = summaries.host.data() + ListAt(i / options_.max_blocks) +
+                          i % options_.max_blocks * shape.summary_bytes;
     if (options_.keys == Keys::kAnyBits) {
       const auto bits = MakeKeys(shape.element, options_.keys, 2 * shape.head_dim, random_);
       std::memcpy(to, bits.data(), shape.summary_bytes);
@@ -223,7 +218,7 @@ std::vector<int32_t> ScoreRig::Expected(bool full_local) const {
     for (uint32_t h = 0; h < shape.kv_heads; ++h) {
       const size_t list = size_t{slot} * shape.kv_heads + h;
       ScoreInput in;
-      const size_t at = list * shape.max_blocks * shape.summary_bytes;
+      const size_t at = ListAt(list);
       if (float8()) {
         in.summaries = reinterpret_cast<const std::byte*>(widened_.data() + at);
         in.block_stride = static_cast<int64_t>(shape.summary_bytes * sizeof(float));

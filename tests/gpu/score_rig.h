@@ -60,18 +60,23 @@ class ScoreRig {
   gpu::Rows rows;
   Array<std::byte> summaries;
   Array<int32_t> predicted;
-  Array<float> scores;
   Array<gpu::SlotState> state;
   Array<int32_t> row_slots;
   Array<uint32_t> row_count;
 
  private:
+  // Of the summaries of one list of blocks in the pool.
+  size_t ListAt(size_t list) const {
+    return list / shape.kv_heads * mem.summaries_slot_stride +
+           list % shape.kv_heads * shape.max_blocks * shape.summary_bytes;
+  }
   void MakeSummaries();
   void MakeQueries();
 
   bool float8() const { return options_.summaries == SummaryType::kFloat8; }
 
   const ScoreOptions options_;
+  bench::DeviceLayer device_;
   std::mt19937_64 random_;
   std::vector<float> widened_;  // of summaries in 8 bits: their values
   std::vector<float> queries_;  // [row][kv_heads * group][head_dim], exact

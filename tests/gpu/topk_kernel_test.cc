@@ -88,7 +88,7 @@ TEST(TopKKernelTest, CountsWhatPredictionAndTruthShare) {
       std::copy_n(blocks.begin(), n, to);
       sets.emplace_back(to, to + n);
     }
-    if (sets[1].empty() || slot == 2) continue;  // slot 2 is no active row
+    if (sets[1].empty() || slot == 2) continue;  // slot 2 is not an active row
     ++expected[slot].agreement_samples;
     expected[slot].agreement_of += sets[1].size();
     for (int32_t block : sets[1]) expected[slot].agreement_common += sets[0].count(block);

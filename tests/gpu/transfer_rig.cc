@@ -45,9 +45,9 @@ Rig::Rig(const RigOptions& o)
   shape.entry_bytes = static_cast<uint32_t>(o.latent ? half : 2 * half);
 
   const int64_t physical = int64_t{o.slots} * (o.resident + 1);
-  // Between pages lie 48 bytes that nobody may touch.
+  // Between pages lie 48 bytes that no kernel may touch.
   constexpr int64_t kGap = 48;
-  gpu::Pages& pages = mem.pages;
+  gpu::Pages pages;
   const bool nhd = o.layout == PageLayout::kNhd || o.layout == PageLayout::kNhdTogether;
   pages.token_stride = nhd ? heads * key : key;
   pages.head_stride = nhd ? key : half;
@@ -65,7 +65,12 @@ Rig::Rig(const RigOptions& o)
       value_offset_ = half;
     }
   }
-  pool = Array<std::byte>(physical * pages.page_stride * (apart && !o.latent ? 2 : 1));
+  const uint64_t pool_bytes = physical * pages.page_stride * (apart && !o.latent ? 2 : 1);
+  device_ = MakeLayer({.shape = shape, .max_rows = o.max_rows, .page_bytes = pool_bytes});
+  mem = device_.memory;
+  rows = device_.rows;
+  plan = device_.plan;
+  pool = Array<std::byte>::Of(mem.pages.k, pool_bytes);
   FillRandom(random, pool.host);
   pool.Upload();
   pages.k = pool.device();
@@ -78,33 +83,21 @@ Rig::Rig(const RigOptions& o)
     pages.table = table.device();
   }
 
+  mem.pages = pages;
+
   const size_t each = size_t{o.slots} * shape.kv_heads * o.resident;
-  summaries =
-      Array<std::byte>(size_t{o.slots} * shape.kv_heads * o.max_blocks * shape.summary_bytes);
-  map = Array<int32_t>(each, -1);
-  predicted = Array<int32_t>(each, -1);
-  stamps = Array<uint64_t>(each);
-  state = Array<gpu::SlotState>(o.slots);
-  counters = Array<gpu::SlotCounters>(o.slots);
-  mem.summaries = summaries.device();
-  mem.summaries_slot_stride =
-      int64_t{shape.kv_heads} * o.max_blocks * static_cast<int64_t>(shape.summary_bytes);
-  mem.map = map.device();
-  mem.stamps = stamps.device();
-  mem.predicted = predicted.device();
-  mem.state = state.device();
-
-  row_slots = Array<int32_t>(o.max_rows, 0);
-  row_count = Array<uint32_t>(1);
-  rows = {.slots = row_slots.device(), .count = row_count.device(), .max_rows = o.max_rows};
-
-  plan.capacity = o.max_rows * shape.kv_heads * (o.resident + 1);
-  plan_count = Array<uint32_t>(1);
-  items = Array<gpu::PlanItem>(plan.capacity);
-  groups = Array<gpu::PlanGroup>(size_t{o.max_rows} * shape.kv_heads);
-  plan.count = plan_count.device();
-  plan.items = items.device();
-  plan.groups = groups.device();
+  summaries = Array<std::byte>::Of(mem.summaries, o.slots * mem.summaries_slot_stride);
+  map = Array<int32_t>::Of(mem.map, each, -1);
+  predicted = Array<int32_t>::Of(mem.predicted, each, -1);
+  stamps = Array<uint64_t>::Of(mem.stamps, each);
+  state = Array<gpu::SlotState>::Of(mem.state, o.slots);
+  counters = Array<gpu::SlotCounters>::Of(device_.counters, o.slots);
+  row_slots = Array<int32_t>::Of(rows.slots, o.max_rows);
+  row_count = Array<uint32_t>::Of(rows.count, 1);
+  plan_count = Array<uint32_t>::Of(plan.count, 1);
+  items = Array<gpu::PlanItem>::Of(plan.items, plan.capacity);
+  groups = Array<gpu::PlanGroup>::Of(plan.groups, size_t{o.max_rows} * shape.kv_heads);
+  sources = Array<gpu::HeadSource>::Of(device_.sources, size_t{o.slots} * shape.kv_heads);
 
   frame_bytes_ =
       (summaries_offset() + uint64_t{o.layers} * shape.kv_heads * 2 * shape.key_bytes + 63) / 64 *
@@ -113,10 +106,8 @@ Rig::Rig(const RigOptions& o)
   host_ = Pinned(uint64_t{o.slots} * o.max_blocks * frame_bytes_);
   FillRandom(random, std::span(host_.data(), host_.size()));
   words_ = Pinned(uint64_t{o.slots} * shape.kv_heads * sizeof(uint64_t));
-  error_ = Pinned(sizeof(gpu::ErrorWord));
   const uint32_t lists = o.frame_per_layer ? o.layers : 1;
   frames = Array<uint64_t>(size_t{o.slots} * lists * o.max_blocks);
-  sources = Array<gpu::HeadSource>(size_t{o.slots} * shape.kv_heads);
   for (uint32_t s = 0; s < o.slots; ++s) {
     for (uint32_t l = 0; l < lists; ++l) {
       for (uint32_t b = 0; b < o.max_blocks; ++b) {

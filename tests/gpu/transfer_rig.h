@@ -15,6 +15,8 @@
 #include "client/working_set/cuda/kernels/kernels.h"
 #include "client/working_set/cuda/kernels/layout.h"
 #include "common/cuda/handles.h"
+#include "tools/bench/rig/device.h"
+#include "tools/bench/rig/device_layer.h"
 
 namespace oasiskv::gpu_test {
 
@@ -34,29 +36,43 @@ template <typename T>
 class Array {
  public:
   Array() = default;
+  // Memory of its own.
   explicit Array(size_t size, T value = T()) : host(size, value) {
-    auto buffer = cuda::DeviceBuffer::Create(std::max<size_t>(size, 1) * sizeof(T), "a test");
-    if (buffer.ok()) buffer_ = std::move(*buffer);
-    EXPECT_TRUE(buffer.ok()) << buffer.status();
+    auto made = bench::DeviceArray<T>::Zeroed(size);
+    EXPECT_TRUE(made.ok()) << made.status();
+    if (made.ok()) own_ = *std::move(made);
+    device_ = own_.data();
     Upload();
   }
-  T* device() const { return buffer_.template As<T>(); }
-  void Upload() {
-    EXPECT_EQ(cudaMemcpy(device(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice),
-              cudaSuccess);
+  // Memory of a layer's, which outlives it.
+  static Array Of(const T* device, size_t size, T value = T()) {
+    Array array;
+    array.host.assign(size, value);
+    array.device_ = const_cast<T*>(device);
+    array.Upload();
+    return array;
   }
+  T* device() const { return device_; }
+  void Upload() { EXPECT_EQ(bench::Upload(host, device_), absl::OkStatus()); }
   // Of what the kernels before made of it.
   std::vector<T> Download() const {
-    std::vector<T> now(host.size());
-    EXPECT_EQ(cudaMemcpy(now.data(), device(), now.size() * sizeof(T), cudaMemcpyDeviceToHost),
-              cudaSuccess);
-    return now;
+    auto now = bench::Download(device_, host.size());
+    EXPECT_TRUE(now.ok()) << now.status();
+    return now.ok() ? *std::move(now) : host;
   }
   std::vector<T> host;
 
  private:
-  cuda::DeviceBuffer buffer_;
+  T* device_ = nullptr;
+  bench::DeviceArray<T> own_;
 };
+
+// EXPECTs that it can be made.
+inline bench::DeviceLayer MakeLayer(const bench::DeviceLayerOptions& options) {
+  auto layer = bench::DeviceLayer::Create(options);
+  EXPECT_TRUE(layer.ok()) << layer.status();
+  return layer.ok() ? *std::move(layer) : bench::DeviceLayer();
+}
 
 enum class PageLayout { kHnd, kNhd, kHndTogether, kNhdTogether, kEntries };
 inline constexpr PageLayout kPageLayouts[] = {PageLayout::kHnd, PageLayout::kNhd,
@@ -98,9 +114,9 @@ class Rig {
   uint64_t& grant_word(uint32_t slot, uint32_t head) {
     return words_.As<uint64_t>()[slot * shape.kv_heads + head];
   }
-  gpu::ErrorWord& error() { return *error_.As<gpu::ErrorWord>(); }
+  gpu::ErrorWord& error() { return device_.error(); }
 
-  // The contiguous entry that page `page` holds in `pool`, and its opposite.
+  // The contiguous entry that page `page` holds in `pool_bytes`, and its opposite.
   std::vector<std::byte> PageOf(std::span<const std::byte> pool_bytes, uint32_t slot, uint32_t head,
                                 uint32_t page) const;
   void SetPage(std::span<std::byte> pool_bytes, uint32_t slot, uint32_t head, uint32_t page,
@@ -140,9 +156,9 @@ class Rig {
   uint64_t frame_bytes_;
   bool frame_per_layer_;
   int64_t value_offset_ = 0;  // of the pool's V
+  bench::DeviceLayer device_;
   cuda::PinnedBuffer host_;
   cuda::PinnedBuffer words_;
-  cuda::PinnedBuffer error_;
 };
 
 void FillRandom(std::mt19937_64& random, std::span<std::byte> bytes);

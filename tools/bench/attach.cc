@@ -1,13 +1,24 @@
-// attach: latency of one Attach (control call, grant, frame list) of a sealed sequence; the release
+// attach: latency of one Attach (control call, grant, frame list) of a sealed sequence; its release
 // is not timed.
 #include <chrono>
 
+#include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "tools/bench/operation.h"
 #include "tools/bench/operations.h"
+#include "tools/bench/report.h"
+#include "tools/bench/testbed.h"
+
+ABSL_FLAG(std::vector<std::string>, frames, std::vector<std::string>({"64", "1024", "8192"}),
+          "Frames of the sequence; several are measured in turn.");
+ABSL_FLAG(uint32_t, attaches, 2000, "Attaches that are timed.");
 
 namespace oasiskv::bench {
 namespace {
+
+// Room for far more frames than an attach is measured with.
+constexpr uint64_t kPoolBytes = uint64_t{512} << 20;
 
 // Small frames: the latency depends on their number, not on their size.
 Geometry SmallFrames() {
@@ -22,15 +33,19 @@ Geometry SmallFrames() {
 
 }  // namespace
 
-absl::Status RunAttach(const AttachOptions& options) {
-  OASISKV_ASSIGN_OR_RETURN(Testbed bed, Testbed::Create(options.testbed));
+absl::Status RunAttach() {
+  OASISKV_ASSIGN_OR_RETURN(const TestbedOptions options, TestbedOptions::FromFlags(kPoolBytes));
+  OASISKV_ASSIGN_OR_RETURN(const std::vector<uint32_t> counts,
+                           Numbers<uint32_t>(absl::GetFlag(FLAGS_frames), "frames"));
+  const uint32_t attaches = absl::GetFlag(FLAGS_attaches);
+  OASISKV_ASSIGN_OR_RETURN(Testbed bed, Testbed::Create(options));
   std::vector<AttachRow> rows;
-  for (uint32_t frames : options.frames) {
+  for (uint32_t frames : counts) {
     const Geometry geometry = SmallFrames();
     const std::string name = absl::StrCat("attach-", frames);
     OASISKV_RETURN_IF_ERROR(bed.PutSequence(name, geometry, frames));
     std::vector<double> micros;
-    for (uint32_t i = 0; i < options.attaches + 50; ++i) {
+    for (uint32_t i = 0; i < attaches + 50; ++i) {
       const auto start = std::chrono::steady_clock::now();
       OASISKV_ASSIGN_OR_RETURN(Reader reader, bed.Attach(name, geometry));
       const double us = Seconds(std::chrono::steady_clock::now() - start) * 1e6;
@@ -47,7 +62,7 @@ absl::Status RunAttach(const AttachOptions& options) {
     rows.push_back(row);
     OASISKV_RETURN_IF_ERROR(bed.Drop(name));
   }
-  Print(rows, options.format);
+  Print(rows, FormatFromFlag());
   return absl::OkStatus();
 }
 

@@ -6,20 +6,74 @@
 #include <memory>
 #include <random>
 
+#include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/mapped_memory.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 #include "tools/bench/ceiling.h"
+#include "tools/bench/operation.h"
 #include "tools/bench/operations.h"
+#include "tools/bench/report.h"
+#include "tools/bench/testbed.h"
+
+ABSL_FLAG(std::vector<std::string>, entry_bytes, std::vector<std::string>({"8192", "65536"}),
+          "Sizes of an entry in bytes; multiples of 512.");
+ABSL_FLAG(std::vector<std::string>, batch, std::vector<std::string>({"64"}), "Entries of a batch.");
+ABSL_FLAG(uint32_t, depth, 1, "Batches in flight at a time.");
+ABSL_FLAG(double, seconds, 2, "Measured time of a point, seconds.");
+ABSL_FLAG(int, rounds, 7, "Rounds that the time is cut into; figures are medians over them.");
+ABSL_FLAG(uint64_t, span_bytes, uint64_t{512} << 20,
+          "Size of the KV that random entries are drawn from.");
+ABSL_FLAG(uint64_t, seed, 1, "Of the random entries.");
+ABSL_FLAG(bool, verify, true, "Compare every byte that the last batch of a cycle brought.");
+ABSL_FLAG(bool, register_buffers, true,
+          "Register the buffers with the client, which spares a copy over verbs.");
+ABSL_FLAG(bool, ceiling, true,
+          "Also measure the ceiling (memcpy for shm, ucx_perftest for ucx, ib_read_bw for "
+          "verbs).");
 
 namespace oasiskv::bench {
 namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-// Entries of `entry_bytes`: 8 heads x 8 layers a frame, as many tokens a block as that takes.
+struct FetchOptions {
+  static absl::StatusOr<FetchOptions> FromFlags();
+
+  TestbedOptions testbed;
+  std::vector<uint64_t> entry_bytes;
+  std::vector<uint32_t> batches;  // entries of each
+  uint32_t depth = 0;             // batches in flight
+  double seconds = 0;             // timed, per point
+  int rounds = 0;                 // that the time is cut into
+  uint64_t span_bytes = 0;        // of KV that random entries are drawn from
+  uint64_t seed = 0;
+  bool verify = true, register_buffers = true, ceiling = true;
+};
+
+absl::StatusOr<FetchOptions> FetchOptions::FromFlags() {
+  FetchOptions o;
+  o.span_bytes = absl::GetFlag(FLAGS_span_bytes);
+  OASISKV_ASSIGN_OR_RETURN(o.testbed, TestbedOptions::FromFlags(o.span_bytes));
+  OASISKV_ASSIGN_OR_RETURN(o.entry_bytes,
+                           Numbers<uint64_t>(absl::GetFlag(FLAGS_entry_bytes), "entry_bytes"));
+  OASISKV_ASSIGN_OR_RETURN(o.batches, Numbers<uint32_t>(absl::GetFlag(FLAGS_batch), "batch"));
+  o.depth = absl::GetFlag(FLAGS_depth);
+  o.seconds = absl::GetFlag(FLAGS_seconds);
+  o.rounds = absl::GetFlag(FLAGS_rounds);
+  o.seed = absl::GetFlag(FLAGS_seed);
+  o.verify = absl::GetFlag(FLAGS_verify);
+  o.register_buffers = absl::GetFlag(FLAGS_register_buffers);
+  o.ceiling = absl::GetFlag(FLAGS_ceiling);
+  if (o.depth == 0 || o.rounds < 1 || !(o.seconds > 0)) {
+    return Refuse("--depth, --rounds and --seconds must be above 0");
+  }
+  return o;
+}
+
+// Entries of `entry_bytes`: 8 heads x 8 layers in a frame, and as many tokens in a block as the size takes.
 absl::StatusOr<Geometry> GeometryFor(uint64_t entry_bytes) {
   Geometry g;
   g.layers = 8;
@@ -38,9 +92,9 @@ absl::StatusOr<Geometry> GeometryFor(uint64_t entry_bytes) {
   return g;
 }
 
-// A cycle starts every batch so many times, each time with other entries, so that caches help no
-// more than in use: at least eight times, and until so many bytes were moved, since at its end the
-// way is empty for a moment, which a stream of reads that never ends (the ceiling) knows not.
+// A cycle starts every batch this many times, each time with other entries, so that caches help no
+// more than in use: at least eight times, and until kCycleBytes were moved, since nothing is in
+// flight for a moment at its end, which never happens to the ceiling's endless stream of reads.
 constexpr uint64_t kLeastStarts = 8, kMostStarts = 64;
 constexpr uint64_t kCycleBytes = uint64_t{32} << 20;
 
@@ -88,17 +142,17 @@ class FetchPoint {
 
   absl::Status Run(FetchRow& row) {
     for (Slot& slot : slots_) {
-      if (options_.buffers == Buffers::kPlain) break;
+      if (!options_.register_buffers) break;
       OASISKV_ASSIGN_OR_RETURN(slot.registration, reader_.RegisterBuffer(slot.buffer));
     }
     OASISKV_RETURN_IF_ERROR(Round(options_.seconds / options_.rounds, nullptr));  // warms up
     micros_.clear();
     const ClientStats before = bed_.client().Stats();
-    const bool memcpy_ceiling = options_.ceiling == MeasureCeiling::kOn && row.fabric == "shm";
+    const bool memcpy_ceiling = options_.ceiling && row.fabric == "shm";
     if (memcpy_ceiling) OASISKV_RETURN_IF_ERROR(PrepareMemcpy());
     VerbsCeiling verbs_ceiling(VerbsPortsOf(options_.testbed), geometry_.entry_bytes(),
                                row.batch * row.depth);
-    bool with_verbs = options_.ceiling == MeasureCeiling::kOn && row.fabric == "verbs";
+    bool with_verbs = options_.ceiling && row.fabric == "verbs";
     if (with_verbs) {  // a short run, by which the others are made long enough
       const absl::Status probe = verbs_ceiling.Round(0).status();
       with_verbs = ErrorCodeOf(probe) != ErrorCode::kNotFound;
@@ -162,8 +216,8 @@ class FetchPoint {
  private:
   struct RoundResult {
     uint64_t bytes = 0;
-    double busy_seconds = 0;  // without choosing entries and comparing bytes
-    double cpu_seconds = 0;   // likewise
+    // Both without choosing entries and comparing bytes.
+    double busy_seconds = 0, cpu_seconds = 0;
   };
 
   void Choose(Slot& slot) {
@@ -202,8 +256,7 @@ class FetchPoint {
     while (sum.busy_seconds < seconds) {
       for (Slot& slot : slots_) {
         Choose(slot);
-        if (options_.verify == Verify::kOn)
-          std::memset(slot.buffer.data(), 0xEE, slot.buffer.size());
+        if (options_.verify) std::memset(slot.buffer.data(), 0xEE, slot.buffer.size());
       }
       const double cpu = CpuSeconds(0);
       const auto start = SteadyClock::now();
@@ -217,7 +270,7 @@ class FetchPoint {
       }
       sum.busy_seconds += Seconds(SteadyClock::now() - start);
       sum.cpu_seconds += CpuSeconds(0) - cpu;
-      if (options_.verify == Verify::kOn) {
+      if (options_.verify) {
         for (const Slot& slot : slots_) OASISKV_RETURN_IF_ERROR(Compare(slot));
       }
     }
@@ -297,7 +350,7 @@ UcxRoute RouteOf(const Testbed& bed, const TestbedOptions& testbed) {
 absl::Status MeasureUcxCeilings(const UcxRoute& route, const FetchOptions& options,
                                 uint32_t outstanding, FetchRow& row) {
   const uint64_t bytes = row.entry_bytes;
-  // Over emulated devices a second says little.
+  // RDMA devices may be emulated, where one second is too short a time.
   const double seconds = route.rdma() ? options.seconds : 1.0;
   absl::StatusOr<UcxCeiling> get = MeasureUcx(route, "ucp_get", bytes, outstanding, seconds);
   if (ErrorCodeOf(get.status()) == ErrorCode::kNotFound) {
@@ -315,7 +368,9 @@ absl::Status MeasureUcxCeilings(const UcxRoute& route, const FetchOptions& optio
 
 }  // namespace
 
-absl::Status RunFetch(const FetchOptions& options) {
+absl::Status RunFetch() {
+  OASISKV_ASSIGN_OR_RETURN(const FetchOptions options, FetchOptions::FromFlags());
+  const Format format = FormatFromFlag();
   OASISKV_ASSIGN_OR_RETURN(Testbed bed, Testbed::Create(options.testbed));
   std::vector<FetchRow> rows;
   for (uint64_t entry_bytes : options.entry_bytes) {
@@ -334,20 +389,20 @@ absl::Status RunFetch(const FetchOptions& options) {
       row.depth = options.depth;
       FetchPoint point(bed, reader, blocks, batch, options);
       OASISKV_RETURN_IF_ERROR(point.Run(row));
-      if (options.ceiling == MeasureCeiling::kOn && row.fabric == "ucx") {
+      if (options.ceiling && row.fabric == "ucx") {
         OASISKV_RETURN_IF_ERROR(
             MeasureUcxCeilings(RouteOf(bed, options.testbed), options, batch * options.depth, row));
       }
       rows.push_back(row);
-      if (options.format == Format::kJson) {
-        Print(rows, options.format);
+      if (format == Format::kJson) {
+        Print(rows, format);
         rows.clear();
       }
     }
     OASISKV_RETURN_IF_ERROR(reader.Release());
     OASISKV_RETURN_IF_ERROR(bed.Drop(name));
   }
-  if (!rows.empty()) Print(rows, options.format);
+  if (!rows.empty()) Print(rows, format);
   return absl::OkStatus();
 }
 

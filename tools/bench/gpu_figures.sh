@@ -5,24 +5,32 @@
 #
 # Everything goes to a file a run in OUTPUT; the sweep as JSON lines, drawn by step/plot.py where matplotlib is.
 # A run that fails is named, the others go on, and the exit code is 1.
+#
+# For a machine without a build, carry these to the same places below one folder, and run the script there:
+#   tools/bench/gpu_figures.sh, tools/bench/step/models/, tools/bench/step/plot.py
+#   build/release/bin/oasis-bench-gpu
+#   Abseil's shared libraries, into build/release/lib, where the script looks for libraries:
+#     mkdir -p build/release/lib
+#     ldd build/release/bin/oasis-bench-gpu | awk '/libabsl/ { print $3 }' | xargs -I{} cp -L {} build/release/lib/
+# The machine has the driver (libcuda) and the CUDA toolkit's libcublasLt; without the toolkit, carry that as well.
 set -u
 top=$(cd "$(dirname "$0")/../.." && pwd)
 build=${1:-$top/build/release} output=${2:-$top/build/gpu-figures}
-for program in oasis-gpu-bench oasis-step-bench; do
-  [ -x "$build/bin/$program" ] || {
-    echo "$build/bin/$program is missing: build with nvcc installed, or name the build folder" >&2
-    exit 2
-  }
-done
+program=$build/bin/oasis-bench-gpu
+[ -x "$program" ] || {
+  echo "$program is missing: build with nvcc installed, or name the build folder" >&2
+  exit 2
+}
+export LD_LIBRARY_PATH=$build/lib:/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 mkdir -p "$output"
 failed=0
 
-# run NAME PROGRAM FLAGS...: the program's output to NAME.txt, what it says meanwhile to NAME.log.
+# run NAME OPERATION FLAGS...: the program's output to NAME.txt, what it says meanwhile to NAME.log.
 run() {
-  local name=$1 program=$2
-  shift 2
-  echo "== $name: $program $*"
-  if "$build/bin/$program" "$@" >"$output/$name.txt" 2>"$output/$name.log"; then
+  local name=$1
+  shift
+  echo "== $name: oasis-bench-gpu $*"
+  if "$program" "$@" >"$output/$name.txt" 2>"$output/$name.log"; then
     tail -n 12 "$output/$name.txt"
   else
     echo "failed: $(tail -n 1 "$output/$name.log")" >&2
@@ -32,13 +40,13 @@ run() {
 step() {
   local name=$1
   shift
-  run "$name" oasis-step-bench --model="$top/tools/bench/step/models/qwen3-8b.json" --host_bytes=12GiB --steps=8 --warmup=24 "$@"
+  run "$name" step --model="$top/tools/bench/step/models/qwen3-8b.json" --host_bytes=12GiB --steps=8 --warmup=24 "$@"
 }
 
-run gather oasis-gpu-bench gather
-run score oasis-gpu-bench score
-run score-fp8 oasis-gpu-bench score --summaries=fp8 --batch=128
-run select oasis-gpu-bench select
+run gather gather
+run score score
+run score-fp8 score --summaries=fp8 --batch=128
+run select select
 step sweep --ratios=0.05,1.0,0.01,0.02,0.1,0.2 --json
 step churn-5 --churn=5 --predict_processors=32
 step churn-5-shared --churn=5 --sides=sparse

@@ -3,8 +3,11 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+
+ABSL_FLAG(bool, json, false, "Print one JSON object per line instead of a table.");
 
 namespace oasiskv::bench {
 namespace {
@@ -48,6 +51,8 @@ nlohmann::json ToJson(const FetchRow& r) {
 }
 
 }  // namespace
+
+Format FormatFromFlag() { return absl::GetFlag(FLAGS_json) ? Format::kJson : Format::kTable; }
 
 void Print(const std::vector<FetchRow>& rows, Format format) {
   if (format == Format::kJson) {

@@ -1,4 +1,4 @@
-// What a run prints: one JSON object a line, or a table for people.
+// What a run prints: one JSON object per line, or a table for people.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,7 @@
 namespace oasiskv::bench {
 
 enum class Format { kTable, kJson };
+Format FormatFromFlag();  // --json
 
 // One point of `fetch`. Rates in GB/s (1e9) of useful bytes; times per batch in microseconds.
 struct FetchRow {
@@ -26,8 +27,10 @@ struct FetchRow {
   double p50_us = 0, p99_us = 0, p999_us = 0;
   double prepare_us = 0, post_us = 0, wire_us = 0;  // means
   double cpu_client_s_per_gib = 0;
-  std::optional<double> cpu_server_s_per_gib;  // absent: the daemon is not ours
-  std::optional<double> direct_share;          // verbs: of the bytes, landed in registered buffers
+  // Absent: the daemon is not ours.
+  std::optional<double> cpu_server_s_per_gib;
+  // verbs: of the bytes, the part that landed in registered buffers.
+  std::optional<double> direct_share;
   double request_bytes_per_entry = 0;
   double requests_per_entry = 0;  // below 1 where entries were coalesced
 };

@@ -11,9 +11,32 @@
 #include <thread>
 #include <vector>
 
+#include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
+#include "tools/bench/operation.h"
+
+ABSL_FLAG(std::string, address, "",
+          "Control address of a running daemon. Empty: one is started, and ended afterwards.");
+ABSL_FLAG(std::string, daemon, "", "The oasiskvd to start. Empty: the one beside this program.");
+ABSL_FLAG(std::string, fabric, "auto", "Fabric of the client: auto, shm, ucx or verbs.");
+ABSL_FLAG(std::string, verbs_device, "",
+          "verbs: the client's device. Empty: the first with an active port.");
+ABSL_FLAG(std::string, daemon_verbs_device, "",
+          "verbs: the device of the daemon that is started. Empty: the first with an active port.");
+ABSL_FLAG(uint32_t, verbs_port, 0, "verbs: the client's port. 0: the device's first active one.");
+ABSL_FLAG(int64_t, verbs_gid_index, -1,
+          "verbs: entry of the GID table, for the client and for ib_read_bw. -1: they choose.");
+ABSL_FLAG(absl::Duration, verbs_peer_timeout, absl::ZeroDuration(),
+          "verbs: how long a read may go unacknowledged before the connection counts as lost. 0: "
+          "the client's default.");
+ABSL_FLAG(
+    std::string, ucx_net_devices, "",
+    "ucx: UCX_NET_DEVICES of the client, such as mlx5_0:1,eth0. Empty: as the environment says.");
+ABSL_FLAG(std::string, daemon_ucx_net_devices, "",
+          "ucx: UCX_NET_DEVICES of the daemon that is started; with --address, for the ceiling.");
 
 namespace oasiskv::bench {
 namespace {
@@ -69,6 +92,36 @@ absl::StatusOr<std::unique_ptr<TemporaryDirectory>> TemporaryDirectory::Create()
 TemporaryDirectory::~TemporaryDirectory() {
   std::error_code ignored;  // nothing can be done about a directory that cannot be removed
   std::filesystem::remove_all(path_, ignored);
+}
+
+absl::StatusOr<TestbedOptions> TestbedOptions::FromFlags(uint64_t kv_bytes) {
+  TestbedOptions options;
+  options.address = absl::GetFlag(FLAGS_address);
+  options.daemon = absl::GetFlag(FLAGS_daemon);
+  if (options.daemon.empty()) {
+    options.daemon = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "oasiskvd";
+  }
+  const std::string fabric = absl::GetFlag(FLAGS_fabric);
+  if (fabric == "shm") {
+    options.fabric = FabricChoice::kShm;
+  } else if (fabric == "ucx") {
+    options.fabric = FabricChoice::kUcx;
+  } else if (fabric == "verbs") {
+    options.fabric = FabricChoice::kVerbs;
+  } else if (fabric != "auto") {
+    return Refuse(absl::StrCat("--fabric=", fabric, " is none of auto, shm, ucx, verbs"));
+  }
+  options.verbs_device = absl::GetFlag(FLAGS_verbs_device);
+  options.daemon_verbs_device = absl::GetFlag(FLAGS_daemon_verbs_device);
+  options.verbs_port = absl::GetFlag(FLAGS_verbs_port);
+  options.verbs_gid_index = absl::GetFlag(FLAGS_verbs_gid_index);
+  options.verbs_peer_timeout = absl::ToChronoNanoseconds(absl::GetFlag(FLAGS_verbs_peer_timeout));
+  options.ucx_net_devices = absl::GetFlag(FLAGS_ucx_net_devices);
+  options.daemon_ucx_net_devices = absl::GetFlag(FLAGS_daemon_ucx_net_devices);
+  // Entries, their summaries (two vectors for each 2 x block_tokens) and slab tails.
+  const uint64_t need = kv_bytes * 5 / 4 + (uint64_t{128} << 20);
+  options.pool_bytes = (need + (uint64_t{64} << 20) - 1) >> 26 << 26;
+  return options;
 }
 
 absl::StatusOr<Testbed> Testbed::Create(const TestbedOptions& options) {

@@ -1,5 +1,4 @@
-// What every operation of the bench stands on: a daemon, a client, and a sequence full of known
-// bytes.
+// What fetch and attach stand on: a daemon, a client, and a sequence full of known bytes.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +16,12 @@
 namespace oasiskv::bench {
 
 struct TestbedOptions {
-  std::string address;  // of a running daemon; empty: start one
-  std::string daemon;   // the oasiskvd to start
-  uint64_t pool_bytes = uint64_t{1} << 30;
+  // Of the flags that every operation with a daemon takes; the pool holds `kv_bytes` of entries.
+  static absl::StatusOr<TestbedOptions> FromFlags(uint64_t kv_bytes);
+
+  // Of a running daemon; empty: `daemon` is started, which is the path of an oasiskvd.
+  std::string address, daemon;
+  uint64_t pool_bytes = 0;
   FabricChoice fabric = FabricChoice::kAuto;
   // verbs: the client's port, and the device of a daemon that is started here.
   std::string verbs_device, daemon_verbs_device;
@@ -39,8 +41,8 @@ inline uint64_t Word(uint64_t number, uint64_t index) {
 void FillEntry(uint64_t number, std::span<std::byte> entry);
 bool EntryIsRight(uint64_t number, std::span<const std::byte> entry);
 
-// Thread contract: used by one thread. A directory of its own, removed with everything in it at the
-// end.
+// Thread contract: used by one thread. A directory of its own, which is removed with everything in
+// it at the end.
 class TemporaryDirectory {
  public:
   static absl::StatusOr<std::unique_ptr<TemporaryDirectory>> Create();
@@ -67,9 +69,8 @@ class Testbed {
 
   Client& client() const { return *client_; }
   std::string fabric() const { return client_->FabricName(); }  // "shm", "ucx" or "verbs"
-  int daemon_pid() const {
-    return daemon_ ? daemon_->pid() : 0;
-  }  // 0: not ours, its CPU time is not known
+  // 0: the daemon is not ours, its CPU time is not known.
+  int daemon_pid() const { return daemon_ ? daemon_->pid() : 0; }
 
   static uint64_t EntryNumber(const Geometry& g, uint32_t block, uint32_t layer, uint32_t head) {
     return (uint64_t{block} * g.layers + layer) * g.kv_heads + head;

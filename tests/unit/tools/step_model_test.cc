@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "oasiskv/error.h"
-#include "tools/bench/step/model.h"
+#include "tools/bench/step/model/model.h"
 
 namespace oasiskv::bench::step {
 namespace {
@@ -72,15 +72,15 @@ TEST(StepModelTest, LatentModelsHaveNoValues) {
 }
 
 TEST(StepModelTest, RefusesWhatItCannotUse) {
-  ExpectRefused("{", "no JSON object");
-  ExpectRefused("[1]", "no JSON object");
+  ExpectRefused("{", "not a JSON object");
+  ExpectRefused("[1]", "not a JSON object");
   ExpectRefused(With(R"("layers": 2, )", ""), "no field 'layers'");
   ExpectRefused(With(R"("layers": 2)", R"("layers": 0)"), "'layers' is 0");
   ExpectRefused(With(R"("layers": 2)", R"("layers": -2)"), "'layers' is -2");
   ExpectRefused(With(R"("layers": 2)", R"("layers": "2")"), "'layers' is \"2\"");
   ExpectRefused(With(R"("layers": 2)", R"("layers": 4294967298)"), "'layers' is 4294967298");
   ExpectRefused(With(R"("layers": 2)", R"("layers": 2, "laters": 3)"), "unknown field 'laters'");
-  ExpectRefused(With(R"("kv_heads": 2)", R"("kv_heads": 3)"), "no multiple of kv_heads 3");
+  ExpectRefused(With(R"("kv_heads": 2)", R"("kv_heads": 3)"), "not a multiple of kv_heads 3");
   ExpectRefused(With(R"("hidden": 512)", R"("hidden": 516)"), "hidden 516");
   ExpectRefused(With(R"("ffn": 1024)", R"("ffn": 1024, "experts": 8)"), "active_experts");
   ExpectRefused(With(R"("ffn": 1024)", R"("ffn": 1024, "latent_value_dim": 64)"), "kv_heads 1");

@@ -3,39 +3,39 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "client/working_set/cuda/host/launch.h"
 #include "client/working_set/cuda/kernels/kernels.h"
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
-#include "oasiskv/error.h"
-#include "tools/bench/gpu/commands.h"
-#include "tools/bench/gpu/device_array.h"
-#include "tools/bench/gpu/event_timer.h"
 #include "tools/bench/gpu/gather_target.h"
-#include "tools/bench/gpu/hbm_reader.h"
+#include "tools/bench/gpu/operations.h"
+#include "tools/bench/rig/device.h"
+#include "tools/bench/rig/hbm_reader.h"
+#include "tools/bench/rig/timing.h"
 #include "tools/bench/samples.h"
 
 ABSL_FLAG(std::vector<std::string>, gather_entry_bytes,
           std::vector<std::string>({"4096", "8192", "16384", "65536"}),
-          "gather: sizes of an entry, multiples of 512.");
+          "Sizes of an entry, multiples of 512.");
 ABSL_FLAG(std::vector<std::string>, gather_grids,
           std::vector<std::string>({"1x1024x4", "2x1024x4", "4x1024x4", "8x512x4", "8x1024x4"}),
-          "gather: CTAs x threads x loads in flight of a thread.");
+          "Grids to measure: CTAs x threads x loads in flight of a thread.");
 ABSL_FLAG(std::vector<std::string>, gather_items, std::vector<std::string>({"65536"}),
-          "gather: entries of a launch, of 8 KiB; for other sizes as many bytes.");
+          "Entries of a launch, where they have 8 KiB; for other sizes as many bytes.");
 ABSL_FLAG(uint64_t, gather_footprint, uint64_t{8} << 30,
-          "gather: bytes of host memory that entries are drawn from.");
-ABSL_FLAG(int, gather_rounds, 15, "gather: launches a figure is the median of.");
-ABSL_FLAG(bool, gather_beside, true, "gather: also beside a kernel that is bound by HBM.");
+          "Bytes of host memory that entries are drawn from.");
+ABSL_FLAG(uint32_t, gather_rounds, 15, "Launches that a figure is the median of.");
+ABSL_FLAG(bool, gather_beside, true, "Also beside a kernel that is bound by HBM.");
 
 namespace oasiskv::bench {
 namespace {
@@ -49,26 +49,14 @@ struct Grid {
   gpu::GatherOptions options;
 };
 
-absl::StatusOr<std::vector<uint64_t>> Numbers(const std::vector<std::string>& texts) {
-  std::vector<uint64_t> numbers;
-  for (const std::string& text : texts) {
-    if (!absl::SimpleAtoi(text, &numbers.emplace_back()) || numbers.back() == 0) {
-      return MakeError(ErrorCode::kInvalidArgument,
-                       absl::StrCat("'", text, "' is no positive number"));
-    }
-  }
-  return numbers;
-}
-
 absl::StatusOr<std::vector<Grid>> Grids() {
   std::vector<Grid> grids;
   for (const std::string& text : absl::GetFlag(FLAGS_gather_grids)) {
-    OASISKV_ASSIGN_OR_RETURN(std::vector<uint64_t> n,
-                             Numbers(std::vector<std::string>(absl::StrSplit(text, 'x'))));
+    OASISKV_ASSIGN_OR_RETURN(const std::vector<uint64_t> n,
+                             Numbers<uint64_t>(absl::StrSplit(text, 'x'), "gather_grids"));
     if (n.size() != 3) {
-      return MakeError(ErrorCode::kInvalidArgument,
-                       absl::StrCat("--gather_grids: '", text,
-                                    "' is not CTAs x threads x loads, as in 4x1024x4"));
+      return Refuse(absl::StrCat("--gather_grids: '", text,
+                                 "' is not CTAs x threads x loads, as in 4x1024x4"));
     }
     grids.push_back({text,
                      {.ctas = static_cast<uint32_t>(n[0]),
@@ -78,38 +66,35 @@ absl::StatusOr<std::vector<Grid>> Grids() {
   return grids;
 }
 
-absl::Status Launched(const char* error) {
-  return error == nullptr ? absl::OkStatus() : MakeError(ErrorCode::kInternal, error);
-}
-
 // GB/s of `launch(i)`, each of `bytes`.
-template <typename F>
-absl::StatusOr<Spread> Rate(int rounds, double bytes, cudaStream_t stream, F launch) {
-  std::vector<double> rates;
-  for (int i = -2; i < rounds; ++i) {  // two to warm up
-    OASISKV_ASSIGN_OR_RETURN(TimePoint start, TimePoint::Record(stream));
-    OASISKV_RETURN_IF_ERROR(launch(static_cast<uint32_t>(i + 2)));
-    OASISKV_ASSIGN_OR_RETURN(TimePoint end, TimePoint::Record(stream));
-    OASISKV_CUDA_RETURN(cudaStreamSynchronize(stream));
-    OASISKV_ASSIGN_OR_RETURN(double seconds, end.Since(start));
-    if (i >= 0) rates.push_back(bytes / seconds * 1e-9);
-  }
+absl::StatusOr<Spread> Rate(uint32_t rounds, double bytes, cudaStream_t stream,
+                            const std::function<absl::Status(uint32_t)>& launch) {
+  OASISKV_ASSIGN_OR_RETURN(std::vector<double> rates,
+                           TimeRepeats(stream, /*warmups=*/2, rounds, launch));
+  for (double& rate : rates) rate = bytes / rate * 1e-9;
   return SpreadOf(std::move(rates));
 }
 
+// The neighbour: many short CTAs, so that other kernels find room between them.
+absl::Status ReadNeighbour(const std::byte* hbm, uint32_t* sink, cudaStream_t stream) {
+  return Launched("reading HBM",
+                  ReadHbm(hbm, kHbmBytes, sink, static_cast<uint32_t>(kHbmBytes / kReadChunk),
+                          ReadOrder::kChunks, stream));
+}
+
 // Launches one after another, as RunBeside has them: the rate of a busy GPU, not of a rested one.
-absl::StatusOr<Spread> ReaderAlone(const std::byte* hbm, uint64_t* sink, cudaStream_t stream) {
+absl::StatusOr<Spread> ReaderAlone(const std::byte* hbm, uint32_t* sink, cudaStream_t stream) {
   constexpr uint32_t kReads = 100, kWarm = 10;
-  std::vector<TimePoint> points;
+  std::vector<cuda::Event> points;
   for (uint32_t i = 0; i < kReads; ++i) {
-    OASISKV_RETURN_IF_ERROR(Launched(ReadHbm(hbm, kHbmBytes, sink, stream)));
-    OASISKV_ASSIGN_OR_RETURN(TimePoint point, TimePoint::Record(stream));
+    OASISKV_RETURN_IF_ERROR(ReadNeighbour(hbm, sink, stream));
+    OASISKV_ASSIGN_OR_RETURN(cuda::Event point, Mark(stream));
     points.push_back(std::move(point));
   }
   OASISKV_CUDA_RETURN(cudaStreamSynchronize(stream));
   std::vector<double> rates;
   for (uint32_t i = kWarm; i + 1 < kReads; ++i) {
-    OASISKV_ASSIGN_OR_RETURN(double seconds, points[i + 1].Since(points[i]));
+    OASISKV_ASSIGN_OR_RETURN(double seconds, SecondsBetween(points[i], points[i + 1]));
     rates.push_back(static_cast<double>(kHbmBytes) / seconds * 1e-9);
   }
   return SpreadOf(std::move(rates));
@@ -121,29 +106,29 @@ struct Beside {
 
 // Rates of those launches of either stream during all of which the other was busy.
 absl::StatusOr<Beside> RunBeside(GatherTarget& target, const gpu::GatherOptions& options,
-                                 const std::byte* hbm, uint64_t* sink, cudaStream_t high,
+                                 const std::byte* hbm, uint32_t* sink, cudaStream_t high,
                                  cudaStream_t low) {
   constexpr uint32_t kGathers = 12, kReads = 110;
-  std::vector<TimePoint> gathers, reads;
-  OASISKV_ASSIGN_OR_RETURN(TimePoint start, TimePoint::Record(low));
+  std::vector<cuda::Event> gathers, reads;
+  OASISKV_ASSIGN_OR_RETURN(cuda::Event start, Mark(low));
   reads.push_back(std::move(start));
   for (uint32_t i = 0; i < kReads; ++i) {
-    OASISKV_RETURN_IF_ERROR(Launched(ReadHbm(hbm, kHbmBytes, sink, low)));
-    OASISKV_ASSIGN_OR_RETURN(TimePoint point, TimePoint::Record(low));
+    OASISKV_RETURN_IF_ERROR(ReadNeighbour(hbm, sink, low));
+    OASISKV_ASSIGN_OR_RETURN(cuda::Event point, Mark(low));
     reads.push_back(std::move(point));
     if (i == 3) OASISKV_CUDA_RETURN(cudaStreamWaitEvent(high, reads.back().get()));
   }
   for (uint32_t i = 0; i <= kGathers; ++i) {
-    OASISKV_ASSIGN_OR_RETURN(TimePoint point, TimePoint::Record(high));
+    OASISKV_ASSIGN_OR_RETURN(cuda::Event point, Mark(high));
     gathers.push_back(std::move(point));
     if (i < kGathers) OASISKV_RETURN_IF_ERROR(target.Launch(i, options, high));
   }
   OASISKV_CUDA_RETURN(cudaDeviceSynchronize());
   const auto times =
-      [&](const std::vector<TimePoint>& points) -> absl::StatusOr<std::vector<double>> {
+      [&](const std::vector<cuda::Event>& points) -> absl::StatusOr<std::vector<double>> {
     std::vector<double> seconds;
-    for (const TimePoint& point : points) {
-      OASISKV_ASSIGN_OR_RETURN(seconds.emplace_back(), point.Since(reads.front()));
+    for (const cuda::Event& point : points) {
+      OASISKV_ASSIGN_OR_RETURN(seconds.emplace_back(), SecondsBetween(reads.front(), point));
     }
     return seconds;
   };
@@ -162,13 +147,16 @@ absl::StatusOr<Beside> RunBeside(GatherTarget& target, const gpu::GatherOptions&
                 .neighbour = overlapping(r, g, static_cast<double>(kHbmBytes))};
 }
 
+}  // namespace
+
 absl::Status RunGather() {
-  OASISKV_ASSIGN_OR_RETURN(std::vector<uint64_t> sizes,
-                           Numbers(absl::GetFlag(FLAGS_gather_entry_bytes)));
+  OASISKV_ASSIGN_OR_RETURN(
+      std::vector<uint64_t> sizes,
+      Numbers<uint64_t>(absl::GetFlag(FLAGS_gather_entry_bytes), "gather_entry_bytes"));
   OASISKV_ASSIGN_OR_RETURN(std::vector<uint64_t> launches,
-                           Numbers(absl::GetFlag(FLAGS_gather_items)));
+                           Numbers<uint64_t>(absl::GetFlag(FLAGS_gather_items), "gather_items"));
   OASISKV_ASSIGN_OR_RETURN(std::vector<Grid> grids, Grids());
-  const int rounds = absl::GetFlag(FLAGS_gather_rounds);
+  const uint32_t rounds = absl::GetFlag(FLAGS_gather_rounds);
   OASISKV_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> host,
                            HostMemory::Make(absl::GetFlag(FLAGS_gather_footprint)));
   OASISKV_ASSIGN_OR_RETURN(cuda::Stream low, cuda::Stream::Create(0));
@@ -191,7 +179,7 @@ absl::Status RunGather() {
   OASISKV_ASSIGN_OR_RETURN(const Spread before, copy_engine());
   Spread alone;
   DeviceArray<std::byte> hbm;
-  OASISKV_ASSIGN_OR_RETURN(auto sink, DeviceArray<uint64_t>::Zeroed(1));
+  OASISKV_ASSIGN_OR_RETURN(auto sink, DeviceArray<uint32_t>::Zeroed(1));
   if (absl::GetFlag(FLAGS_gather_beside)) {
     OASISKV_ASSIGN_OR_RETURN(hbm, DeviceArray<std::byte>::Zeroed(kHbmBytes));
     OASISKV_ASSIGN_OR_RETURN(alone, ReaderAlone(hbm.data(), sink.data(), low.get()));
@@ -250,15 +238,6 @@ absl::Status RunGather() {
     std::printf("\n");
   }
   return absl::OkStatus();
-}
-
-}  // namespace
-
-int GatherCommand() {
-  const absl::Status status = RunGather();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "oasis-gpu-bench gather: %s\n", std::string(status.message()).c_str());
-  return ErrorCodeOf(status) == ErrorCode::kInvalidArgument ? 2 : 1;
 }
 
 }  // namespace oasiskv::bench

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "common/cuda/status.h"
+#include "client/working_set/cuda/host/launch.h"
 #include "common/mapped_memory.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
@@ -50,27 +50,21 @@ absl::StatusOr<std::unique_ptr<GatherTarget>> GatherTarget::Make(const HostMemor
   auto t = std::make_unique<GatherTarget>();
   const uint32_t slots = (items + kHeads * kResident - 1) / (kHeads * kResident);
   t->items = items;
-  t->shape.layers = 1;
-  t->shape.kv_heads = kHeads;
-  t->shape.head_dim = 128;
-  t->shape.key_bytes = 256;
-  t->shape.block_tokens = static_cast<uint32_t>(entry_bytes / 512);
-  t->shape.entry_bytes = static_cast<uint32_t>(entry_bytes);
-  t->shape.resident = kResident;
-  t->shape.slots = slots;
-  const uint64_t half = entry_bytes / 2, pages = uint64_t{slots} * (kResident + 1);
+  const gpu::Shape shape{.layers = 1,
+                         .kv_heads = kHeads,
+                         .head_dim = 128,
+                         .block_tokens = static_cast<uint32_t>(entry_bytes / 512),
+                         .entry_bytes = static_cast<uint32_t>(entry_bytes),
+                         .key_bytes = 256,
+                         .resident = kResident,
+                         .slots = slots};
+  OASISKV_ASSIGN_OR_RETURN(t->layer, DeviceLayer::Create({.shape = shape}));
+  const int64_t half = static_cast<int64_t>(entry_bytes) / 2;
   // Heads of a page apart, K and V apart (HND): what FlashInfer and FlashAttention read.
-  t->page_bytes = kHeads * half;
-  OASISKV_ASSIGN_OR_RETURN(t->pool, DeviceArray<std::byte>::Zeroed(2 * pages * t->page_bytes));
-  OASISKV_ASSIGN_OR_RETURN(t->map,
-                           DeviceArray<int32_t>::Zeroed(size_t{slots} * kHeads * kResident));
-  t->value_offset = pages * t->page_bytes;
-  t->mem.pages = {.k = t->pool.data(),
-                  .v = t->pool.data() + t->value_offset,
-                  .page_stride = static_cast<int64_t>(t->page_bytes),
-                  .head_stride = static_cast<int64_t>(half),
-                  .token_stride = 256};
-  t->mem.map = t->map.data();
+  gpu::Pages& pages = t->layer.memory.pages;
+  pages.page_stride = kHeads * half;
+  pages.head_stride = half;
+  pages.v = pages.k + int64_t{slots} * (kResident + 1) * pages.page_stride;
 
   const uint64_t places = host.bytes / entry_bytes;
   std::vector<uint64_t> frames(places);
@@ -78,9 +72,9 @@ absl::StatusOr<std::unique_ptr<GatherTarget>> GatherTarget::Make(const HostMemor
     frames[i] = reinterpret_cast<uint64_t>(host.data + i * entry_bytes);
   }
   OASISKV_ASSIGN_OR_RETURN(t->frames, DeviceArray<uint64_t>::Of(frames));
-  OASISKV_ASSIGN_OR_RETURN(t->sources,
-                           DeviceArray<gpu::HeadSource>::Of(std::vector<gpu::HeadSource>(
-                               size_t{slots} * kHeads, {.frames = t->frames.data()})));
+  OASISKV_RETURN_IF_ERROR(
+      Upload(std::vector<gpu::HeadSource>(size_t{slots} * kHeads, {.frames = t->frames.data()}),
+             t->layer.sources));
   std::mt19937_64 random(entry_bytes + items);
   std::vector<uint32_t> numbers(size_t{slots} * kHeads * kResident);
   for (uint32_t i = 0; i < numbers.size(); ++i) numbers[i] = i;
@@ -95,34 +89,34 @@ absl::StatusOr<std::unique_ptr<GatherTarget>> GatherTarget::Make(const HostMemor
       list[i].block = static_cast<int32_t>(random() % places);
     }
     OASISKV_ASSIGN_OR_RETURN(t->plan_items[p], DeviceArray<gpu::PlanItem>::Of(list));
-    OASISKV_ASSIGN_OR_RETURN(t->counts[p], DeviceArray<uint32_t>::Of(std::vector<uint32_t>{items}));
   }
-  OASISKV_ASSIGN_OR_RETURN(t->error, cuda::PinnedBuffer::Create(sizeof(gpu::ErrorWord), "error"));
+  OASISKV_ASSIGN_OR_RETURN(t->count, DeviceArray<uint32_t>::Of({items}));
   return t;
 }
 
 absl::Status GatherTarget::Launch(uint32_t number, const gpu::GatherOptions& options,
                                   cudaStream_t stream) {
-  const uint32_t p = number % kPlans;
-  const char* const failed = gpu::Gather(
-      shape, 0, mem, {.count = counts[p].data(), .items = plan_items[p].data(), .capacity = items},
-      sources.data(), options, error.As<gpu::ErrorWord>(), stream);
-  return failed == nullptr ? absl::OkStatus() : MakeError(ErrorCode::kInternal, failed);
+  const gpu::Plan plan{
+      .count = count.data(), .items = plan_items[number % kPlans].data(), .capacity = items};
+  return Launched("gather", gpu::Gather(layer.shape, 0, layer.memory, plan, layer.sources, options,
+                                        &layer.error(), stream));
 }
 
 absl::Status GatherTarget::Verify() {
-  const uint64_t half = shape.entry_bytes / 2;
-  std::vector<uint64_t> got(half / sizeof(uint64_t));
+  const gpu::Pages& pages = layer.memory.pages;
+  const auto half = static_cast<uint64_t>(pages.head_stride);
   for (size_t i = 0; i < plans_host[0].size();
        i += std::max<size_t>(1, plans_host[0].size() / 64)) {
     const gpu::PlanItem& item = plans_host[0][i];
     for (uint64_t value : {0, 1}) {
-      const uint64_t page = uint64_t{item.slot} * (kResident + 1) + item.page;
-      OASISKV_CUDA_RETURN(cudaMemcpy(
-          got.data(), pool.data() + value * value_offset + page * page_bytes + item.head * half,
-          half, cudaMemcpyDeviceToHost));
+      const int64_t page = int64_t{item.slot} * (kResident + 1) + item.page;
+      const std::byte* const at = (value == 0 ? pages.k : pages.v) + page * pages.page_stride +
+                                  item.head * pages.head_stride;
+      OASISKV_ASSIGN_OR_RETURN(
+          const std::vector<uint64_t> got,
+          Download(reinterpret_cast<const uint64_t*>(at), half / sizeof(uint64_t)));
       const uint64_t first =
-          (uint64_t(item.block) * shape.entry_bytes + value * half) / sizeof(uint64_t);
+          (uint64_t(item.block) * layer.shape.entry_bytes + value * half) / sizeof(uint64_t);
       for (size_t w = 0; w < got.size(); ++w) {
         if (got[w] == WordAt(first + w)) continue;
         return MakeError(ErrorCode::kInternal,

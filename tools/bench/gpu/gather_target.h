@@ -9,9 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/working_set/cuda/kernels/kernels.h"
-#include "common/cuda/handles.h"
 #include "common/cuda/host_registration.h"
-#include "tools/bench/gpu/device_array.h"
+#include "tools/bench/rig/device.h"
+#include "tools/bench/rig/device_layer.h"
 
 namespace oasiskv::bench {
 
@@ -34,20 +34,14 @@ struct GatherTarget {
   absl::Status Launch(uint32_t number, const gpu::GatherOptions& options, cudaStream_t stream);
   // Some of the pages that plan 0 fills, word by word; it was launched last.
   absl::Status Verify();
-  double bytes() const { return static_cast<double>(items) * shape.entry_bytes; }
+  double bytes() const { return static_cast<double>(items) * layer.shape.entry_bytes; }
 
-  gpu::Shape shape;
-  gpu::LayerMemory mem;
+  DeviceLayer layer;
   uint32_t items = 0;
-  uint64_t page_bytes = 0, value_offset = 0;
-  DeviceArray<std::byte> pool;
-  DeviceArray<int32_t> map;
   DeviceArray<uint64_t> frames;
-  DeviceArray<gpu::HeadSource> sources;
   std::vector<gpu::PlanItem> plans_host[kPlans];
   DeviceArray<gpu::PlanItem> plan_items[kPlans];
-  DeviceArray<uint32_t> counts[kPlans];
-  cuda::PinnedBuffer error;
+  DeviceArray<uint32_t> count;  // of every plan
 };
 
 }  // namespace oasiskv::bench

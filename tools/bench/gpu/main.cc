@@ -1,49 +1,31 @@
+// oasis-bench-gpu: what needs a GPU and no daemon. A program of its own, so that it can be carried
+// to a GPU machine that has neither gRPC nor UCX.
 #include <cuda_runtime_api.h>
 
-#include <cstdio>
-#include <cstring>
-#include <vector>
+#include "tools/bench/gpu/operations.h"
 
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "tools/bench/gpu/commands.h"
-
+namespace oasiskv::bench {
 namespace {
 
-struct Command {
-  const char* name;
-  const char* what;
-  int (*run)();
-};
-constexpr Command kCommands[] = {
-    {"score", "score and top-K of a layer, beside the rate at which HBM is read",
-     oasiskv::bench::ScoreCommand},
-    {"select", "the delta of predictions against the residents", oasiskv::bench::SelectCommand},
-    {"gather",
-     "random entries of host memory into pages, beside the copy engine and an HBM-bound kernel",
-     oasiskv::bench::GatherCommand},
-};
-
-int Usage() {
-  std::fprintf(stderr, "usage: oasis-gpu-bench COMMAND [--flags]\n");
-  for (const Command& c : kCommands) std::fprintf(stderr, "  %-10s %s\n", c.name, c.what);
-  return 2;
+// `run` where there is a GPU.
+template <absl::Status (*run)()>
+absl::Status WithGpu() {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return run();
+  return MakeError(ErrorCode::kUnsupported,
+                   "needs an NVIDIA GPU and its driver; nvidia-smi shows what this machine has");
 }
 
 }  // namespace
+}  // namespace oasiskv::bench
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("oasis-gpu-bench COMMAND [--flags]: kernels on this machine's GPU");
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() != 2) return Usage();
-  for (const Command& c : kCommands) {
-    if (std::strcmp(rest[1], c.name) != 0) continue;
-    int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-      std::fprintf(stderr, "oasis-gpu-bench: needs an NVIDIA GPU and its driver; none was found\n");
-      return 1;
-    }
-    return c.run();
-  }
-  return Usage();
+  using namespace oasiskv::bench;  // NOLINT: main() alone
+  const std::vector<Operation> operations = GpuOperations({.gather = WithGpu<RunGather>,
+                                                           .score = WithGpu<RunScore>,
+                                                           .select = WithGpu<RunSelect>,
+                                                           .step = WithGpu<RunStep>});
+  return RunProgram(argc, argv, kGpuProgram,
+                    "measures the working set's kernels, and a decode step, on this machine's GPUs",
+                    operations);
 }

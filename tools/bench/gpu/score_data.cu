@@ -1,7 +1,8 @@
 #include <cuda_bf16.h>
 
+#include "client/working_set/cuda/kernels/entry.cuh"
 #include "tools/bench/gpu/score_data.h"
-#include "tools/bench/gpu/summary_number.cuh"
+#include "tools/bench/rig/summary_number.cuh"
 
 namespace oasiskv::bench {
 namespace {
@@ -30,54 +31,17 @@ __global__ void FillQueriesKernel(__nv_bfloat16* to, uint64_t count) {
   }
 }
 
-constexpr uint32_t kReadThreads = 512, kReadLoads = 8;
-
-// Each CTA reads chunks of kReadThreads * kReadLoads pieces.
-__global__ void __launch_bounds__(kReadThreads)
-    ReadAllKernel(const uint4* from, uint64_t pieces, uint32_t* sink) {
-  uint32_t sum = 0;
-  constexpr uint64_t kChunk = kReadThreads * kReadLoads;
-  for (uint64_t at = blockIdx.x * kChunk + threadIdx.x; at < pieces;
-       at += uint64_t{gridDim.x} * kChunk) {
-    uint4 data[kReadLoads];
-#pragma unroll
-    for (uint32_t j = 0; j < kReadLoads; ++j) {
-      const uint64_t i = at + j * kReadThreads;
-      data[j] = i < pieces ? __ldcs(from + i) : make_uint4(0, 0, 0, 0);
-    }
-#pragma unroll
-    for (uint32_t j = 0; j < kReadLoads; ++j) {
-      sum ^= data[j].x ^ data[j].y ^ data[j].z ^ data[j].w;
-    }
-  }
-  if (sum == 0x9e3779b9u) *sink = sum;  // keeps the loads
-}
-
-const char* Launched() {
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
-
 }  // namespace
 
-const char* FillSummaries(std::byte* summaries, uint64_t blocks, uint32_t head_dim,
-                          cudaStream_t stream, SummaryType type) {
+gpu::LaunchError FillSummaries(std::byte* summaries, uint64_t blocks, uint32_t head_dim,
+                               cudaStream_t stream, SummaryType type) {
   FillSummariesKernel<<<4096, 256, 0, stream>>>(type, summaries, blocks * head_dim, head_dim);
-  return Launched();
+  return gpu::Launched();
 }
 
-const char* FillQueries(std::byte* queries, uint64_t count, cudaStream_t stream) {
+gpu::LaunchError FillQueries(std::byte* queries, uint64_t count, cudaStream_t stream) {
   FillQueriesKernel<<<256, 256, 0, stream>>>(reinterpret_cast<__nv_bfloat16*>(queries), count);
-  return Launched();
-}
-
-const char* ReadAll(const std::byte* from, uint64_t bytes, uint32_t* sink, cudaStream_t stream) {
-  int device = 0, processors = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  ReadAllKernel<<<processors * 4, kReadThreads, 0, stream>>>(reinterpret_cast<const uint4*>(from),
-                                                             bytes / 16, sink);
-  return Launched();
+  return gpu::Launched();
 }
 
 }  // namespace oasiskv::bench

@@ -9,16 +9,17 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
+#include "client/working_set/cuda/host/launch.h"
 #include "client/working_set/cuda/kernels/kernels.h"
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
-#include "oasiskv/error.h"
-#include "tools/bench/gpu/commands.h"
-#include "tools/bench/gpu/device_array.h"
-#include "tools/bench/gpu/event_timer.h"
+#include "tools/bench/gpu/operations.h"
+#include "tools/bench/rig/device.h"
+#include "tools/bench/rig/device_layer.h"
+#include "tools/bench/rig/timing.h"
 #include "tools/bench/samples.h"
 
-ABSL_FLAG(int, select_rounds, 15, "select: replays a figure is the median of.");
+ABSL_FLAG(uint32_t, select_rounds, 15, "Replays that a figure is the median of.");
 
 namespace oasiskv::bench {
 namespace {
@@ -29,10 +30,6 @@ constexpr int kInGraph = 50;  // selections of one replay: a launch alone costs 
 struct Point {
   uint32_t rows, resident, blocks, churn, cap;
 };
-
-absl::Status Launched(const char* error) {
-  return error == nullptr ? absl::OkStatus() : MakeError(ErrorCode::kInternal, error);
-}
 
 // All pages are filled; of each list `churn` blocks are not resident.
 absl::Status Measure(const Point& p, cudaStream_t stream) {
@@ -55,62 +52,37 @@ absl::Status Measure(const Point& p, cudaStream_t stream) {
   shape.max_blocks = p.blocks;
   shape.slots = p.rows;
   shape.cap = p.cap;
-  std::vector<int32_t> slots(p.rows);
-  std::iota(slots.begin(), slots.end(), 0);
-  OASISKV_ASSIGN_OR_RETURN(auto d_map, DeviceArray<int32_t>::Of(map));
-  OASISKV_ASSIGN_OR_RETURN(auto d_predicted, DeviceArray<int32_t>::Of(predicted));
-  OASISKV_ASSIGN_OR_RETURN(auto stamps, DeviceArray<uint64_t>::Zeroed(map.size()));
-  OASISKV_ASSIGN_OR_RETURN(auto state, DeviceArray<gpu::SlotState>::Of(std::vector<gpu::SlotState>(
-                                           p.rows, {.clock = 1, .complete = p.blocks - 1})));
-  OASISKV_ASSIGN_OR_RETURN(auto counters, DeviceArray<gpu::SlotCounters>::Zeroed(p.rows));
-  OASISKV_ASSIGN_OR_RETURN(auto d_slots, DeviceArray<int32_t>::Of(slots));
-  OASISKV_ASSIGN_OR_RETURN(auto count, DeviceArray<uint32_t>::Of(std::vector<uint32_t>{p.rows}));
-  OASISKV_ASSIGN_OR_RETURN(auto sources, DeviceArray<gpu::HeadSource>::Zeroed(lists));
-  const uint32_t capacity = static_cast<uint32_t>(lists) * (p.cap + 1);
-  OASISKV_ASSIGN_OR_RETURN(auto items, DeviceArray<gpu::PlanItem>::Zeroed(capacity));
-  OASISKV_ASSIGN_OR_RETURN(auto groups, DeviceArray<gpu::PlanGroup>::Zeroed(lists));
-  OASISKV_ASSIGN_OR_RETURN(auto planned, DeviceArray<uint32_t>::Zeroed(1));
-  OASISKV_ASSIGN_OR_RETURN(auto error, cuda::PinnedBuffer::Create(sizeof(gpu::ErrorWord), "error"));
-  gpu::LayerMemory mem;
-  mem.map = d_map.data();
-  mem.stamps = stamps.data();
-  mem.predicted = d_predicted.data();
-  mem.state = state.data();
-  const gpu::Rows rows = {.slots = d_slots.data(), .count = count.data(), .max_rows = p.rows};
-  const gpu::Plan plan = {.count = planned.data(),
-                          .items = items.data(),
-                          .groups = groups.data(),
-                          .capacity = capacity};
+  OASISKV_ASSIGN_OR_RETURN(
+      const DeviceLayer layer,
+      DeviceLayer::Create({.shape = shape, .state = {.clock = 1, .complete = p.blocks - 1}}));
+  OASISKV_RETURN_IF_ERROR(Upload(predicted, layer.memory.predicted));
 
   const auto time = [&](bool commits) -> absl::StatusOr<Spread> {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    OASISKV_CUDA_RETURN(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    absl::Status status;
-    for (int i = 0; i < kInGraph; ++i) {
-      status.Update(
-          Launched(gpu::Select(shape, mem, rows, true, p.cap, plan, counters.data(), stream)));
-      if (!commits) continue;
-      status.Update(Launched(gpu::Commit(shape, 0, mem, rows, plan, sources.data(), counters.data(),
-                                         error.As<gpu::ErrorWord>(), stream)));
-    }
-    OASISKV_CUDA_RETURN(cudaStreamEndCapture(stream, &graph));
-    OASISKV_RETURN_IF_ERROR(status);
-    OASISKV_CUDA_RETURN(cudaGraphInstantiate(&exec, graph, 0));
-    std::vector<double> us;
-    for (int i = -2; i < absl::GetFlag(FLAGS_select_rounds); ++i) {
-      // The same state for every replay.
-      OASISKV_CUDA_RETURN(cudaMemcpyAsync(d_map.data(), map.data(), map.size() * sizeof(int32_t),
-                                          cudaMemcpyHostToDevice, stream));
-      OASISKV_ASSIGN_OR_RETURN(TimePoint start, TimePoint::Record(stream));
-      OASISKV_CUDA_RETURN(cudaGraphLaunch(exec, stream));
-      OASISKV_ASSIGN_OR_RETURN(TimePoint end, TimePoint::Record(stream));
-      OASISKV_CUDA_RETURN(cudaStreamSynchronize(stream));
-      OASISKV_ASSIGN_OR_RETURN(double seconds, end.Since(start));
-      if (i >= 0) us.push_back(seconds / kInGraph * 1e6);
-    }
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
+    const auto enqueue = [&]() -> absl::Status {
+      for (int i = 0; i < kInGraph; ++i) {
+        OASISKV_RETURN_IF_ERROR(
+            Launched("select", gpu::Select(shape, layer.memory, layer.rows, true, p.cap, layer.plan,
+                                           layer.counters, stream)));
+        if (!commits) continue;
+        OASISKV_RETURN_IF_ERROR(
+            Launched("commit", gpu::Commit(shape, 0, layer.memory, layer.rows, layer.plan,
+                                           layer.sources, layer.counters, &layer.error(), stream)));
+      }
+      return absl::OkStatus();
+    };
+    // The same state for every replay.
+    const auto reset = [&]() -> absl::Status {
+      OASISKV_CUDA_RETURN(cudaMemcpyAsync(layer.memory.map, map.data(),
+                                          map.size() * sizeof(int32_t), cudaMemcpyHostToDevice,
+                                          stream));
+      return absl::OkStatus();
+    };
+    OASISKV_ASSIGN_OR_RETURN(const Graph graph, Graph::Capture(stream, enqueue));
+    OASISKV_ASSIGN_OR_RETURN(std::vector<double> us,
+                             TimeRepeats(
+                                 stream, /*warmups=*/2, absl::GetFlag(FLAGS_select_rounds),
+                                 [&](uint32_t) { return graph.Launch(stream); }, reset));
+    for (double& one : us) one *= 1e6 / kInGraph;
     return SpreadOf(std::move(us));
   };
   OASISKV_ASSIGN_OR_RETURN(Spread select, time(false));
@@ -119,6 +91,8 @@ absl::Status Measure(const Point& p, cudaStream_t stream) {
               p.churn, p.cap, select.median, select.half_iqr, both.median, both.half_iqr);
   return absl::OkStatus();
 }
+
+}  // namespace
 
 absl::Status RunSelect() {
   OASISKV_ASSIGN_OR_RETURN(cuda::Stream stream, cuda::Stream::Create(0));
@@ -131,15 +105,6 @@ absl::Status RunSelect() {
     OASISKV_RETURN_IF_ERROR(Measure(point, stream.get()));
   }
   return absl::OkStatus();
-}
-
-}  // namespace
-
-int SelectCommand() {
-  const absl::Status status = RunSelect();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "oasis-gpu-bench select: %s\n", std::string(status.message()).c_str());
-  return ErrorCodeOf(status) == ErrorCode::kInvalidArgument ? 2 : 1;
 }
 
 }  // namespace oasiskv::bench

@@ -5,12 +5,16 @@
 #include <random>
 #include <vector>
 
+#include "client/working_set/cuda/host/launch.h"
 #include "client/working_set/cuda/kernels/kernels.h"
 #include "common/cuda/handles.h"
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
+#include "tools/bench/rig/device.h"
+#include "tools/bench/rig/device_layer.h"
+#include "tools/bench/rig/hbm_reader.h"
+#include "tools/bench/rig/timing.h"
 #include "tools/bench/step/layer_rig.h"
-#include "tools/bench/step/small_kernels.h"
 
 namespace oasiskv::bench::step {
 namespace {
@@ -20,25 +24,10 @@ constexpr int kRounds = 5;
 // Median seconds of `enqueue`, after one that does not count.
 absl::StatusOr<double> MedianSeconds(cudaStream_t stream,
                                      const std::function<absl::Status()>& enqueue) {
-  OASISKV_ASSIGN_OR_RETURN(TimedEvent begin, TimedEvent::Create());
-  OASISKV_ASSIGN_OR_RETURN(TimedEvent end, TimedEvent::Create());
-  std::vector<double> seconds;
-  for (int round = 0; round <= kRounds; ++round) {
-    OASISKV_CUDA_RETURN(cudaEventRecord(begin.get(), stream));
-    OASISKV_RETURN_IF_ERROR(enqueue());
-    OASISKV_CUDA_RETURN(cudaEventRecord(end.get(), stream));
-    OASISKV_CUDA_RETURN(cudaEventSynchronize(end.get()));
-    OASISKV_ASSIGN_OR_RETURN(const double one, SecondsBetween(begin, end));
-    if (round > 0) seconds.push_back(one);
-  }
+  OASISKV_ASSIGN_OR_RETURN(
+      std::vector<double> seconds,
+      TimeRepeats(stream, /*warmups=*/1, kRounds, [&](uint32_t) { return enqueue(); }));
   return Quantile(seconds, 0.5);
-}
-
-absl::StatusOr<uint32_t> Multiprocessors() {
-  int device = 0, count = 0;
-  OASISKV_CUDA_RETURN(cudaGetDevice(&device));
-  OASISKV_CUDA_RETURN(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return static_cast<uint32_t>(count);
 }
 
 // A layer of a working set that only the gather kernel sees: every item of its plan brings another
@@ -48,39 +37,30 @@ class GatherRig {
   static absl::StatusOr<GatherRig> Create(const Model& model, const HostPool& pool,
                                           const GatherGrid& grid);
   absl::Status Enqueue(cudaStream_t stream) {
-    const gpu::Plan& plan = plans_[turn_++ % plans_.size()];
-    return Launched(gpu::Gather(shape_, 0, memory_, plan, sources_.As<gpu::HeadSource>(), grid_,
-                                errors_.As<gpu::ErrorWord>(), stream),
-                    "gather");
+    gpu::Plan plan{.count = count_.data(), .groups = groups_.data(), .capacity = kItems};
+    plan.items = items_.data() + uint64_t{turn_++ % kPlans} * kItems;
+    return Launched("gather", gpu::Gather(layer_.shape, 0, layer_.memory, plan, layer_.sources,
+                                          grid_, &layer_.error(), stream));
   }
-  uint64_t bytes() const { return uint64_t{kItems} * shape_.entry_bytes; }
+  uint64_t bytes() const { return uint64_t{kItems} * layer_.shape.entry_bytes; }
 
  private:
   static constexpr uint32_t kSlots = 16, kResident = 128, kItems = 8192, kPlans = 8;
 
-  gpu::Shape shape_;
-  gpu::LayerMemory memory_;
+  DeviceLayer layer_;
   gpu::GatherOptions grid_;
-  std::vector<gpu::Plan> plans_;
   size_t turn_ = 0;
-  cuda::DeviceBuffer pages_, books_, sources_, frames_, items_;
-  cuda::PinnedBuffer errors_;
+  DeviceArray<uint64_t> frames_;
+  DeviceArray<uint32_t> count_;
+  DeviceArray<gpu::PlanItem> items_;
+  DeviceArray<gpu::PlanGroup> groups_;
 };
-
-template <typename T>
-absl::StatusOr<cuda::DeviceBuffer> Upload(const std::vector<T>& items) {
-  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer buffer,
-                           cuda::DeviceBuffer::Create(items.size() * sizeof(T), "the gather rig"));
-  OASISKV_CUDA_RETURN(
-      cudaMemcpy(buffer.data(), items.data(), items.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return buffer;
-}
 
 absl::StatusOr<GatherRig> GatherRig::Create(const Model& model, const HostPool& pool,
                                             const GatherGrid& grid) {
   GatherRig rig;
-  gpu::Shape& s = rig.shape_;
-  s = OneLayer(model);
+  gpu::Shape s = OneLayer(model);
+  s.group = s.summary_bytes = 0;  // nothing is scored
   s.resident = kResident;
   s.slots = kSlots;
   s.cap = kResident;
@@ -100,43 +80,20 @@ absl::StatusOr<GatherRig> GatherRig::Create(const Model& model, const HostPool& 
     }
   }
   s.max_blocks = static_cast<uint32_t>(frames.size());
-  OASISKV_ASSIGN_OR_RETURN(rig.frames_, Upload(frames));
+  OASISKV_ASSIGN_OR_RETURN(rig.frames_, DeviceArray<uint64_t>::Of(frames));
+  OASISKV_ASSIGN_OR_RETURN(rig.layer_, DeviceLayer::Create({.shape = s}));
   std::vector<gpu::HeadSource> sources(uint64_t{kSlots} * s.kv_heads);
   for (uint32_t i = 0; i < sources.size(); ++i) {
-    sources[i].frames = rig.frames_.As<uint64_t>();
+    sources[i].frames = rig.frames_.data();
     sources[i].entry_offset = uint64_t{i % s.kv_heads} * s.entry_bytes;
   }
-  OASISKV_ASSIGN_OR_RETURN(rig.sources_, Upload(sources));
-
-  const uint64_t page = uint64_t{s.kv_heads} * s.entry_bytes;
-  OASISKV_ASSIGN_OR_RETURN(
-      rig.pages_, cuda::DeviceBuffer::Create(kSlots * (kResident + 1) * page, "the gather rig"));
-  rig.memory_.pages.k = rig.pages_.data();
-  rig.memory_.pages.v = s.latent ? nullptr : rig.pages_.data() + s.entry_bytes / 2;
-  rig.memory_.pages.page_stride = static_cast<int64_t>(page);
-  rig.memory_.pages.head_stride = s.entry_bytes;
-  rig.memory_.pages.token_stride = s.key_bytes;
-  const uint64_t pairs = uint64_t{kSlots} * s.kv_heads;
-  const uint64_t map_bytes = pairs * kResident * sizeof(int32_t);
-  const uint64_t stamp_bytes = pairs * kResident * sizeof(uint64_t);
-  OASISKV_ASSIGN_OR_RETURN(
-      rig.books_,
-      cuda::DeviceBuffer::Create(stamp_bytes + 2 * map_bytes + kSlots * sizeof(gpu::SlotState),
-                                 "the gather rig"));
-  rig.memory_.stamps = rig.books_.As<uint64_t>();
-  rig.memory_.map = reinterpret_cast<int32_t*>(rig.books_.data() + stamp_bytes);
-  rig.memory_.predicted = reinterpret_cast<int32_t*>(rig.books_.data() + stamp_bytes + map_bytes);
-  rig.memory_.state =
-      reinterpret_cast<gpu::SlotState*>(rig.books_.data() + stamp_bytes + 2 * map_bytes);
-  OASISKV_ASSIGN_OR_RETURN(rig.errors_,
-                           cuda::PinnedBuffer::Create(sizeof(gpu::ErrorWord), "the gather rig"));
+  OASISKV_RETURN_IF_ERROR(Upload(sources, rig.layer_.sources));
 
   // Each plan names every page of some (slot, head) pairs once.
-  const uint32_t groups = std::min<uint32_t>(kItems / kResident, static_cast<uint32_t>(pairs));
+  const uint32_t pairs = kSlots * s.kv_heads, groups = std::min(kItems / kResident, pairs);
   std::mt19937 random(7);
   std::uniform_int_distribution<int32_t> any(0, static_cast<int32_t>(frames.size()) - 1);
   std::vector<gpu::PlanItem> items;
-  std::vector<uint32_t> counts(4, kItems);
   std::vector<gpu::PlanGroup> group_list(pairs);
   for (uint32_t plan = 0; plan < kPlans; ++plan) {
     for (uint32_t i = 0; i < kItems; ++i) {
@@ -151,27 +108,9 @@ absl::StatusOr<GatherRig> GatherRig::Create(const Model& model, const HostPool& 
     }
   }
   for (uint32_t pair = 0; pair < groups; ++pair) group_list[pair] = {pair * kResident, kResident};
-  const uint64_t item_bytes = items.size() * sizeof(gpu::PlanItem);
-  const uint64_t group_bytes = group_list.size() * sizeof(gpu::PlanGroup);
-  OASISKV_ASSIGN_OR_RETURN(
-      rig.items_, cuda::DeviceBuffer::Create(item_bytes + group_bytes + 16, "the gather rig"));
-  std::byte* groups_at = rig.items_.data() + item_bytes;
-  std::byte* count_at = groups_at + group_bytes;
-  OASISKV_CUDA_RETURN(
-      cudaMemcpy(rig.items_.data(), items.data(), item_bytes, cudaMemcpyHostToDevice));
-  OASISKV_CUDA_RETURN(
-      cudaMemcpy(groups_at, group_list.data(), group_bytes, cudaMemcpyHostToDevice));
-  OASISKV_CUDA_RETURN(cudaMemcpy(count_at, counts.data(), 16, cudaMemcpyHostToDevice));
-  for (uint32_t plan = 0; plan < kPlans; ++plan) {
-    gpu::Plan p;
-    p.count = reinterpret_cast<uint32_t*>(count_at);
-    p.items = rig.items_.As<gpu::PlanItem>() + uint64_t{plan} * kItems;
-    p.groups = reinterpret_cast<gpu::PlanGroup*>(groups_at);
-    p.capacity = kItems;
-    rig.plans_.push_back(p);
-  }
-  // The uploads went by the legacy stream, for which other streams do not wait.
-  OASISKV_CUDA_RETURN(cudaStreamSynchronize(cudaStreamLegacy));
+  OASISKV_ASSIGN_OR_RETURN(rig.items_, DeviceArray<gpu::PlanItem>::Of(items));
+  OASISKV_ASSIGN_OR_RETURN(rig.groups_, DeviceArray<gpu::PlanGroup>::Of(group_list));
+  OASISKV_ASSIGN_OR_RETURN(rig.count_, DeviceArray<uint32_t>::Of({kItems}));
   return rig;
 }
 
@@ -179,14 +118,14 @@ absl::StatusOr<GatherRig> GatherRig::Create(const Model& model, const HostPool& 
 
 absl::Status MeasureHbm(std::span<const std::byte> memory, cudaStream_t stream, Ceilings& found) {
   OASISKV_ASSIGN_OR_RETURN(const uint32_t sms, Multiprocessors());
-  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer sink, cuda::DeviceBuffer::Create(16, "a sink"));
+  OASISKV_ASSIGN_OR_RETURN(const auto sink, DeviceArray<uint32_t>::Zeroed(1));
   const uint64_t bytes = memory.size() / 16 * 16;
   double best = 0;
   for (const uint32_t per_sm : {2u, 4u, 8u}) {
     OASISKV_ASSIGN_OR_RETURN(
         const double seconds, MedianSeconds(stream, [&] {
-          return Launched(ReadAll(memory.data(), bytes, sink.As<uint32_t>(), per_sm * sms, stream),
-                          "reading HBM");
+          return Launched("reading HBM", ReadHbm(memory.data(), bytes, sink.data(), per_sm * sms,
+                                                 ReadOrder::kSideBySide, stream));
         }));
     best = std::max(best, static_cast<double>(bytes) / seconds);
   }
@@ -232,26 +171,23 @@ absl::Status MeasureLink(const Model& model, const HostPool& pool, const GatherG
   OASISKV_CUDA_RETURN(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   OASISKV_ASSIGN_OR_RETURN(cuda::Stream first, cuda::Stream::Create(greatest));
   OASISKV_ASSIGN_OR_RETURN(const uint32_t sms, Multiprocessors());
-  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer sink, cuda::DeviceBuffer::Create(16, "a sink"));
+  OASISKV_ASSIGN_OR_RETURN(const auto sink, DeviceArray<uint32_t>::Zeroed(1));
   const uint64_t bytes = std::min<uint64_t>(memory.size(), uint64_t{1} << 30) / 16 * 16;
   const double reading = static_cast<double>(bytes) / found.hbm_read;
   const int readings = std::max(8, static_cast<int>(2 * alone / reading));
-  OASISKV_ASSIGN_OR_RETURN(TimedEvent read_begin, TimedEvent::Create());
-  OASISKV_ASSIGN_OR_RETURN(TimedEvent read_end, TimedEvent::Create());
-  OASISKV_ASSIGN_OR_RETURN(TimedEvent begin, TimedEvent::Create());
-  OASISKV_ASSIGN_OR_RETURN(TimedEvent end, TimedEvent::Create());
   std::vector<double> rates, read_rates;
   for (int round = 0; round < kRounds; ++round) {
     OASISKV_CUDA_RETURN(cudaDeviceSynchronize());
-    OASISKV_CUDA_RETURN(cudaEventRecord(read_begin.get(), stream));
+    OASISKV_ASSIGN_OR_RETURN(const cuda::Event read_begin, Mark(stream));
     for (int i = 0; i < readings; ++i) {
       OASISKV_RETURN_IF_ERROR(Launched(
-          ReadAll(memory.data(), bytes, sink.As<uint32_t>(), 8 * sms, stream), "reading HBM"));
+          "reading HBM",
+          ReadHbm(memory.data(), bytes, sink.data(), 8 * sms, ReadOrder::kSideBySide, stream)));
     }
-    OASISKV_CUDA_RETURN(cudaEventRecord(read_end.get(), stream));
-    OASISKV_CUDA_RETURN(cudaEventRecord(begin.get(), first.get()));
+    OASISKV_ASSIGN_OR_RETURN(const cuda::Event read_end, Mark(stream));
+    OASISKV_ASSIGN_OR_RETURN(const cuda::Event begin, Mark(first.get()));
     OASISKV_RETURN_IF_ERROR(gathers(first.get()));
-    OASISKV_CUDA_RETURN(cudaEventRecord(end.get(), first.get()));
+    OASISKV_ASSIGN_OR_RETURN(const cuda::Event end, Mark(first.get()));
     OASISKV_CUDA_RETURN(cudaDeviceSynchronize());
     OASISKV_ASSIGN_OR_RETURN(const double seconds, SecondsBetween(begin, end));
     OASISKV_ASSIGN_OR_RETURN(const double read_seconds, SecondsBetween(read_begin, read_end));

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "tools/bench/step/host_pool.h"
-#include "tools/bench/step/model.h"
+#include "tools/bench/step/model/model.h"
 #include "tools/bench/step/results.h"
 
 namespace oasiskv::bench::step {

@@ -9,14 +9,14 @@
 #include "common/cuda/handles.h"
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
-#include "tools/bench/step/attention.h"
-#include "tools/bench/step/budget.h"
-#include "tools/bench/step/small_kernels.h"
+#include "tools/bench/rig/device.h"
+#include "tools/bench/rig/timing.h"
+#include "tools/bench/step/kernels/attention.h"
+#include "tools/bench/step/kernels/small_kernels.h"
+#include "tools/bench/step/model/budget.h"
 
 namespace oasiskv::bench::step {
 namespace {
-
-constexpr uint32_t kStageSteps = 3;  // of the eager pass
 
 // Thread contract: one thread.
 class DenseSide {
@@ -35,7 +35,8 @@ class DenseSide {
   const Model model_;
   const cudaStream_t stream_;
   std::unique_ptr<Foreground> foreground_;
-  cuda::DeviceBuffer kv_, table_, queries_, scratch_;
+  cuda::DeviceBuffer kv_, queries_, scratch_;
+  DeviceArray<int32_t> table_;
   AttentionShape shape_;
   std::vector<PageLayout> pages_;
   PageSet set_;
@@ -53,18 +54,14 @@ absl::StatusOr<std::unique_ptr<DenseSide>> DenseSide::Create(const Model& model,
   const uint64_t bytes = batch * DenseRequestBytes(model, options.context);
   OASISKV_ASSIGN_OR_RETURN(side->kv_, cuda::DeviceBuffer::Create(bytes, "the dense KV"));
   OASISKV_RETURN_IF_ERROR(
-      Launched(FillNormal(side->kv_.data(), bytes / 2, 1.0f, 3, stream), "filling the dense KV"));
+      Launched("filling the dense KV", FillNormal(side->kv_.data(), bytes / 2, 1.0f, 3, stream)));
 
   side->set_.blocks = options.context / Model::kBlockTokens;
   std::vector<int32_t> table(uint64_t{batch} * side->set_.blocks);
   std::iota(table.begin(), table.end(), 0);
   std::shuffle(table.begin(), table.end(), std::mt19937(5));
-  OASISKV_ASSIGN_OR_RETURN(
-      side->table_, cuda::DeviceBuffer::Create(table.size() * sizeof(int32_t), "page tables"));
-  OASISKV_CUDA_RETURN(cudaMemcpy(side->table_.data(), table.data(), table.size() * sizeof(int32_t),
-                                 cudaMemcpyHostToDevice));
-  OASISKV_CUDA_RETURN(cudaStreamSynchronize(cudaStreamLegacy));  // `stream` does not wait for it
-  side->set_.table = side->table_.As<int32_t>();
+  OASISKV_ASSIGN_OR_RETURN(side->table_, DeviceArray<int32_t>::Of(table));
+  side->set_.table = side->table_.data();
 
   const uint64_t page = uint64_t{model.kv_heads} * model.entry_bytes();
   for (uint32_t layer = 0; layer < model.layers; ++layer) {
@@ -77,9 +74,7 @@ absl::StatusOr<std::unique_ptr<DenseSide>> DenseSide::Create(const Model& model,
     side->pages_.push_back(p);
   }
 
-  int device = 0, sms = 0;
-  OASISKV_CUDA_RETURN(cudaGetDevice(&device));
-  OASISKV_CUDA_RETURN(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
+  OASISKV_ASSIGN_OR_RETURN(const uint32_t sms, Multiprocessors());
   AttentionShape& s = side->shape_;
   s.max_rows = batch;
   s.kv_heads = model.kv_heads;
@@ -87,14 +82,14 @@ absl::StatusOr<std::unique_ptr<DenseSide>> DenseSide::Create(const Model& model,
   s.query_rows = 1;
   s.head_dim = model.head_dim;
   s.value_dim = model.value_dim();
-  s.splits = ChooseSplits(batch, model.kv_heads, side->set_.blocks, static_cast<uint32_t>(sms));
+  s.splits = ChooseSplits(batch, model.kv_heads, side->set_.blocks, sms);
   s.scale = 1.0f / std::sqrt(static_cast<float>(model.head_dim));
   OASISKV_ASSIGN_OR_RETURN(
       side->scratch_, cuda::DeviceBuffer::Create(AttentionScratchBytes(s), "attention's scratch"));
   const uint64_t queries = uint64_t{batch} * model.query_columns();
   OASISKV_ASSIGN_OR_RETURN(side->queries_, cuda::DeviceBuffer::Create(2 * queries, "queries"));
   OASISKV_RETURN_IF_ERROR(
-      Launched(FillNormal(side->queries_.data(), queries, 1.0f, 4, stream), "filling queries"));
+      Launched("filling queries", FillNormal(side->queries_.data(), queries, 1.0f, 4, stream)));
   OASISKV_CUDA_RETURN(cudaStreamSynchronize(stream));
   return side;
 }
@@ -104,14 +99,13 @@ absl::Status DenseSide::Step(StageClock* clock) {
     OASISKV_RETURN_IF_ERROR(foreground_->BeforeAttention(layer, clock));
     OASISKV_RETURN_IF_ERROR(Timed(clock, Stage::kOther, stream_, [&] {
       return Launched(
+          "append",
           DenseAppend(pages_[layer], set_, foreground_->keys(), foreground_->qkv_stride(),
-                      shape_.max_rows, model_.kv_heads, model_.head_dim, model_.latent(), stream_),
-          "append");
+                      shape_.max_rows, model_.kv_heads, model_.head_dim, model_.latent(), stream_));
     }));
     OASISKV_RETURN_IF_ERROR(Timed(clock, Stage::kAttention, stream_, [&] {
-      return Launched(Attend(shape_, pages_[layer], set_, queries_.data(), foreground_->attention(),
-                             scratch_.data(), stream_),
-                      "attention");
+      return Launched("attention", Attend(shape_, pages_[layer], set_, queries_.data(),
+                                          foreground_->attention(), scratch_.data(), stream_));
     }));
     OASISKV_RETURN_IF_ERROR(foreground_->AfterAttention(layer, clock));
   }
@@ -140,14 +134,8 @@ absl::StatusOr<SideResult> RunDense(const Model& model, const Weights& weights,
   OASISKV_RETURN_IF_ERROR(MeasureSteps(
       options.rounds, 3, stream,
       [&] { return options.eager ? side->Step(nullptr) : graph.Launch(stream); }, result));
-  StageClock clock;
-  for (uint32_t i = 0; i < kStageSteps; ++i) {
-    OASISKV_RETURN_IF_ERROR(side->Step(&clock));
-    OASISKV_RETURN_IF_ERROR(clock.Collect());
-  }
-  for (size_t s = 0; s < kStages; ++s) {
-    result.stages.seconds[s] = clock.seconds(static_cast<Stage>(s)) / kStageSteps;
-  }
+  OASISKV_RETURN_IF_ERROR(
+      MeasureStages([&](StageClock* clock) { return side->Step(clock); }, result));
   result.hbm_bytes =
       DenseStepBytes(model, options.context, options.batch, side->foreground().weight_bytes_read());
   result.bound_seconds = result.hbm_bytes / hbm_rate;

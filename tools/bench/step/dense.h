@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "tools/bench/step/foreground.h"
 #include "tools/bench/step/measure.h"
-#include "tools/bench/step/model.h"
+#include "tools/bench/step/foreground.h"
+#include "tools/bench/step/model/model.h"
 #include "tools/bench/step/results.h"
 
 namespace oasiskv::bench::step {

@@ -4,7 +4,7 @@
 
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
-#include "tools/bench/step/small_kernels.h"
+#include "tools/bench/step/kernels/small_kernels.h"
 
 namespace oasiskv::bench::step {
 namespace {
@@ -38,8 +38,8 @@ absl::StatusOr<std::unique_ptr<Weights>> Weights::Create(const Model& model, cud
   OASISKV_ASSIGN_OR_RETURN(weights->data_,
                            cuda::DeviceBuffer::Create(model.weight_bytes(), "the model's weights"));
   OASISKV_RETURN_IF_ERROR(Launched(
-      FillNormal(weights->data_.data(), model.weight_bytes() / kElement, kWeightSigma, 1, stream),
-      "filling the weights"));
+      "filling the weights",
+      FillNormal(weights->data_.data(), model.weight_bytes() / kElement, kWeightSigma, 1, stream)));
   OASISKV_CUDA_RETURN(cudaStreamSynchronize(stream));
   return weights;
 }
@@ -87,9 +87,9 @@ absl::StatusOr<std::unique_ptr<Foreground>> Foreground::Create(
         Want{f->logits_, sizes.logits}, Want{f->tokens_, rows * sizeof(int32_t)}}) {
     OASISKV_ASSIGN_OR_RETURN(want.buffer, cuda::DeviceBuffer::Create(want.bytes, "activations"));
     if (want.bytes >= 16 && want.buffer.data() != f->tokens_.data()) {
-      OASISKV_RETURN_IF_ERROR(
-          Launched(FillNormal(want.buffer.data(), want.bytes / kElement, 1.0f, want.bytes, stream),
-                   "filling activations"));
+      OASISKV_RETURN_IF_ERROR(Launched(
+          "filling activations",
+          FillNormal(want.buffer.data(), want.bytes / kElement, 1.0f, want.bytes, stream)));
     }
   }
   using Part = Weights::Part;
@@ -141,8 +141,8 @@ absl::Status Foreground::Product(const Gemm& gemm, const std::byte* weights, con
 
 absl::Status Foreground::Norm(const void* y, StageClock* clock) {
   return Timed(clock, Stage::kOther, stream_, [&] {
-    return Launched(AddAndNorm(hidden_.data(), y, normed_.data(), rows_, model_.hidden, stream_),
-                    "norm");
+    return Launched("norm",
+                    AddAndNorm(hidden_.data(), y, normed_.data(), rows_, model_.hidden, stream_));
   });
 }
 
@@ -163,8 +163,8 @@ absl::Status Foreground::AfterAttention(uint32_t layer, StageClock* clock) {
       model_.experts == 0 ? rows_
                           : uint64_t{model_.experts_hit(rows_)} * model_.rows_per_expert(rows_);
   OASISKV_RETURN_IF_ERROR(Timed(clock, Stage::kOther, stream_, [&] {
-    return Launched(GateTimesUp(gate_up_.data(), gated_.data(), ffn_rows, model_.ffn, stream_),
-                    "gate times up");
+    return Launched("gate times up",
+                    GateTimesUp(gate_up_.data(), gated_.data(), ffn_rows, model_.ffn, stream_));
   }));
   return Product(down_gemm_, weights_.Of(Weights::Part::kDown, layer), gated_.data(), down_.data(),
                  clock);
@@ -175,8 +175,8 @@ absl::Status Foreground::Finish(StageClock* clock) {
   OASISKV_RETURN_IF_ERROR(
       Product(head_gemm_, weights_.head(), normed_.data(), logits_.data(), clock));
   return Timed(clock, Stage::kOther, stream_, [&] {
-    return Launched(Sample(logits_.data(), tokens_.As<int32_t>(), rows_, model_.vocab, stream_),
-                    "sampling");
+    return Launched("sampling",
+                    Sample(logits_.data(), tokens_.As<int32_t>(), rows_, model_.vocab, stream_));
   });
 }
 

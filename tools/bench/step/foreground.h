@@ -9,9 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/cuda/handles.h"
-#include "tools/bench/step/gemm.h"
-#include "tools/bench/step/model.h"
-#include "tools/bench/step/timing.h"
+#include "tools/bench/step/measure.h"
+#include "tools/bench/step/model/gemm.h"
+#include "tools/bench/step/model/model.h"
 
 namespace oasiskv::bench::step {
 

@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "client/working_set/cuda/host/launch.h"
 #include "common/cuda/handles.h"
 #include "common/cuda/host_registration.h"
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
-#include "tools/bench/step/small_kernels.h"
-#include "tools/bench/step/timing.h"
+#include "tools/bench/step/kernels/small_kernels.h"
 
 namespace oasiskv::bench::step {
 namespace {
@@ -188,11 +188,11 @@ absl::Status HostPool::Fill(uint64_t seed, cudaStream_t stream) {
     for (uint64_t first = chunk; first < end; first += at_once) {
       const uint64_t count = std::min(at_once, end - first);
       OASISKV_RETURN_IF_ERROR(Launched(
-          FillNormal(staging.data(), count * stride / 2, 1.0f, seed * 1000003 + first, stream),
-          "making host KV"));
+          "making host KV",
+          FillNormal(staging.data(), count * stride / 2, 1.0f, seed * 1000003 + first, stream)));
       OASISKV_RETURN_IF_ERROR(
-          Launched(SummariseFrames(shape, staging.data(), static_cast<uint32_t>(count), stream),
-                   "summaries of host KV"));
+          Launched("summaries of host KV",
+                   SummariseFrames(shape, staging.data(), static_cast<uint32_t>(count), stream)));
       OASISKV_CUDA_RETURN(cudaMemcpyAsync(memory_ + first * stride, staging.data(), count * stride,
                                           cudaMemcpyDeviceToHost, stream));
     }

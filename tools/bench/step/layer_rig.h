@@ -11,10 +11,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/working_set/cuda/kernels/kernels.h"
-#include "common/cuda/handles.h"
+#include "tools/bench/rig/device.h"
+#include "tools/bench/rig/device_layer.h"
 #include "tools/bench/step/ceilings.h"
 #include "tools/bench/step/host_pool.h"
-#include "tools/bench/step/model.h"
+#include "tools/bench/step/model/model.h"
 #include "tools/bench/step/walk.h"
 
 namespace oasiskv::bench::step {
@@ -23,7 +24,8 @@ namespace oasiskv::bench::step {
 gpu::Shape OneLayer(const Model& model);
 
 struct LayerRigOptions {
-  uint32_t rows = 0, resident = 128, ranked = 0, cap = 0;  // ranked 0: as many as resident
+  // ranked 0: as many as resident.
+  uint32_t rows = 0, resident = 128, ranked = 0, cap = 0;
   SummaryType summaries = SummaryType::kAsKeys;
   GatherGrid grid;
   float a = 1;
@@ -51,7 +53,6 @@ class LayerRig {
   LayerRig(const Model& model, std::shared_ptr<const HostPool> pool, const LayerRigOptions& options,
            cudaStream_t stream)
       : model_(model), pool_(std::move(pool)), options_(options), stream_(stream) {}
-  absl::Status MakeMemory();
   absl::Status MakeSources();
   absl::Status Score();
   absl::StatusOr<std::vector<int32_t>> Predicted();
@@ -60,14 +61,9 @@ class LayerRig {
   const std::shared_ptr<const HostPool> pool_;
   const LayerRigOptions options_;
   const cudaStream_t stream_;
-  gpu::Shape shape_;
-  gpu::LayerMemory memory_;
-  gpu::Rows rows_;
-  gpu::Plan plan_;
+  DeviceLayer layer_;
+  DeviceArray<uint64_t> frames_;
   Walk walk_;
-  cuda::DeviceBuffer pages_, summaries_, books_, row_books_, plan_memory_, frames_, sources_,
-      counters_;
-  cuda::PinnedBuffer errors_;
 };
 
 // The walk's `a` whose churn is within `tolerance` of the wanted one.

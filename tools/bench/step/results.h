@@ -2,16 +2,20 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "tools/bench/samples.h"
-#include "tools/bench/step/timing.h"
 
 namespace oasiskv::bench::step {
 
-// Rates in bytes a second.
+enum class Stage { kGemm, kAttention, kOther, kExposedWait, kScore, kSelect, kGather };
+inline constexpr size_t kStages = 7;
+const char* StageName(Stage stage);
+
+// Rates in bytes per second.
 struct Ceilings {
   double hbm_read = 0;
   double hbm_copy = 0;  // bytes read plus bytes written
@@ -33,7 +37,7 @@ struct SideResult {
   uint32_t spare = 0;  // sparse: pages of a head beyond the ranked blocks
   double churn = 0;    // sparse: measured, blocks per head and step
   double fetched = 0;  // sparse: blocks per head and step
-  double refused = 0;  // sparse: by the cap, likewise
+  double refused = 0;  // sparse: by the cap, blocks per head and step
   uint64_t request_bytes = 0;
   Spread step_seconds;  // over rounds
   Spread tokens_per_second;

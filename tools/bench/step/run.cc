@@ -17,9 +17,9 @@
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
-#include "tools/bench/step/budget.h"
 #include "tools/bench/step/dense.h"
 #include "tools/bench/step/layer_rig.h"
+#include "tools/bench/step/model/budget.h"
 #include "tools/bench/step/sparse.h"
 
 namespace oasiskv::bench::step {
@@ -39,7 +39,7 @@ class DeviceRun {
 
  private:
   void Keep(SideResult result) {
-    Say(absl::StrFormat("  %.0f tokens/s, %.2f ms a step, %.3f of its bound",
+    Say(absl::StrFormat("  %.0f tokens/s, %.2f ms per step, %.3f of its bound",
                         result.tokens_per_second.median, result.step_seconds.median * 1e3,
                         result.bound_seconds / result.step_seconds.median));
     results_.sides.push_back(std::move(result));

@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "tools/bench/step/ceilings.h"
-#include "tools/bench/step/model.h"
+#include "tools/bench/step/model/model.h"
 #include "tools/bench/step/results.h"
 
 namespace oasiskv::bench::step {

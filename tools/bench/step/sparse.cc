@@ -9,19 +9,20 @@
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
 #include "oasiskv/gpu_working_set.h"
-#include "tools/bench/step/attention.h"
-#include "tools/bench/step/budget.h"
+#include "tools/bench/rig/hbm_reader.h"
+#include "tools/bench/rig/timing.h"
+#include "tools/bench/step/kernels/attention.h"
+#include "tools/bench/step/kernels/small_kernels.h"
 #include "tools/bench/step/layer_rig.h"
-#include "tools/bench/step/small_kernels.h"
+#include "tools/bench/step/model/budget.h"
 #include "tools/bench/step/walk.h"
 
 namespace oasiskv::bench::step {
 namespace {
 
-constexpr uint32_t kStageSteps = 3;  // of the eager pass
-constexpr uint32_t kQueryRows = 2;   // token and draft
+constexpr uint32_t kQueryRows = 2;  // token and draft
 
-static_assert(sizeof(SlotBooks) == sizeof(GpuSlotState));
+static_assert(sizeof(gpu::SlotState) == sizeof(GpuSlotState));
 
 // Thread contract: one thread.
 class SparseSide {
@@ -74,7 +75,7 @@ absl::StatusOr<std::unique_ptr<SparseSide>> SparseSide::Create(
   const uint64_t draft = uint64_t{options.batch} * options.context * model.draft_bytes_per_token;
   OASISKV_ASSIGN_OR_RETURN(side->draft_, cuda::DeviceBuffer::Create(draft, "the draft model's KV"));
   OASISKV_RETURN_IF_ERROR(
-      Launched(FillNormal(side->draft_.data(), draft / 2, 1.0f, 6, stream), "filling draft KV"));
+      Launched("filling draft KV", FillNormal(side->draft_.data(), draft / 2, 1.0f, 6, stream)));
   OASISKV_ASSIGN_OR_RETURN(side->sink_, cuda::DeviceBuffer::Create(16, "a sink"));
   OASISKV_RETURN_IF_ERROR(side->MakeAttention());
   OASISKV_CUDA_RETURN(cudaStreamSynchronize(stream));
@@ -145,7 +146,7 @@ absl::Status SparseSide::MakeAttention() {
     pages_.push_back(p);
     PageSet set;
     set.map = view.map;
-    set.state = reinterpret_cast<const SlotBooks*>(view.state);
+    set.state = reinterpret_cast<const gpu::SlotState*>(view.state);
     set.slots = rows.slots;
     set.count = rows.count;
     set.table = view.pages.table;
@@ -157,9 +158,8 @@ absl::Status SparseSide::MakeAttention() {
 
 absl::Status SparseSide::Attention(uint32_t layer, StageClock* clock) {
   return Timed(clock, Stage::kAttention, stream_, [&] {
-    return Launched(Attend(shape_, pages_[layer], sets_[layer], walk_.OfLayer(layer),
-                           foreground_->attention(), scratch_.data(), stream_),
-                    "attention");
+    return Launched("attention", Attend(shape_, pages_[layer], sets_[layer], walk_.OfLayer(layer),
+                                        foreground_->attention(), scratch_.data(), stream_));
   });
 }
 
@@ -169,8 +169,8 @@ absl::Status SparseSide::ReadDraft(StageClock* clock) {
       uint64_t{options_.batch} * options_.context * model_.draft_bytes_per_token / 16 * 16;
   if (bytes == 0) return absl::OkStatus();
   return Timed(clock, Stage::kOther, stream_, [&] {
-    return Launched(ReadAll(draft_.data(), bytes, sink_.As<uint32_t>(), 4 * processors_, stream_),
-                    "draft");
+    return Launched("draft", ReadHbm(draft_.data(), bytes, sink_.As<uint32_t>(), 4 * processors_,
+                                     ReadOrder::kSideBySide, stream_));
   });
 }
 
@@ -287,14 +287,8 @@ absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
     result.bound_seconds =
         std::max(result.hbm_bytes / ceilings.hbm_read, result.link_bytes / ceilings.gather_alone);
 
-    StageClock clock;
-    for (uint32_t i = 0; i < kStageSteps; ++i) {
-      OASISKV_RETURN_IF_ERROR(side->Step(&clock));
-      OASISKV_RETURN_IF_ERROR(clock.Collect());
-    }
-    for (size_t s = 0; s < kStages; ++s) {
-      result.stages.seconds[s] = clock.seconds(static_cast<Stage>(s)) / kStageSteps;
-    }
+    OASISKV_RETURN_IF_ERROR(
+        MeasureStages([&](StageClock* clock) { return side->Step(clock); }, result));
     OASISKV_CUDA_RETURN(cudaDeviceSynchronize());
     OASISKV_ASSIGN_OR_RETURN(Graph alone,
                              Graph::Capture(step_stream, [&] { return side->StepOfForeground(); }));

@@ -8,10 +8,10 @@
 
 #include "absl/status/statusor.h"
 #include "tools/bench/step/ceilings.h"
-#include "tools/bench/step/foreground.h"
 #include "tools/bench/step/host_pool.h"
 #include "tools/bench/step/measure.h"
-#include "tools/bench/step/model.h"
+#include "tools/bench/step/foreground.h"
+#include "tools/bench/step/model/model.h"
 #include "tools/bench/step/results.h"
 
 namespace oasiskv::bench::step {
@@ -25,9 +25,12 @@ struct SparseOptions {
   GatherGrid grid;
   RoundPlan rounds;
   bool eager = false;
-  bool predict_behind = false;      // the score kernel has a lower priority than the step
-  uint32_t predict_processors = 0;  // of scores alone; 0: all share all
-  bool last_layer_first = true;     // its prediction opens the next step
+  // The score kernel has a lower priority than the step.
+  bool predict_behind = false;
+  // Multiprocessors that only scores use; 0: all work shares all of them.
+  uint32_t predict_processors = 0;
+  // The last layer's prediction opens the next step.
+  bool last_layer_first = true;
 
   uint32_t pages() const { return resident + spare; }
 };

@@ -30,14 +30,14 @@ std::string Relative(const SideResult* dense, const SideResult& r) {
 void PrintStages(const RunOptions& o, const SideResult& r) {
   std::printf("%s, batch %u", r.side.c_str(), r.batch);
   if (r.side == "sparse") std::printf(", ratio %.2f, spare %u", r.ratio, r.spare);
-  std::printf(": stages in ms a step, eager:");
+  std::printf(": stages in ms per step, eager:");
   for (size_t s = 0; s < kStages; ++s) {
     if (r.stages.seconds[s] == 0) continue;
     std::printf(" %s %.2f", StageName(static_cast<Stage>(s)), Milli(r.stages.seconds[s]));
   }
   std::printf("; products tuned alone %.2f", Milli(r.weights_seconds));
   if (r.side == "sparse") {
-    std::printf("; graph of the foreground alone %.2f, so that %.0f us a layer are exposed",
+    std::printf("; graph of the foreground alone %.2f, so that %.0f us per layer are exposed",
                 Milli(r.foreground_seconds), ExposedWaitMicros(o, r));
   }
   std::printf("\n");
@@ -66,7 +66,7 @@ void PrintTables(const RunOptions& o, const DeviceResults& results) {
       "%u steps, %s\n",
       info.model.c_str(), info.context, info.devices, info.gpu.c_str(),
       static_cast<double>(info.hbm) / (uint64_t{1} << 30), Giga(static_cast<double>(info.weights)),
-      info.rounds, info.steps, o.eager ? "eager" : "one graph a step");
+      info.rounds, info.steps, o.eager ? "eager" : "one graph per step");
   std::printf("ceilings, GB/s: HBM read %.0f, copy (read + written) %.0f", Giga(c.hbm_read),
               Giga(c.hbm_copy));
   if (o.sparse) {
@@ -76,8 +76,9 @@ void PrintTables(const RunOptions& o, const DeviceResults& results) {
         Giga(c.copy_engine), Giga(c.gather_alone), info.gather_ctas, info.gather_threads,
         info.gather_loads, Giga(c.gather_beside), Giga(c.hbm_read_beside));
     std::printf(
-        "\nhost memory: %.1f GB, %u distinct sequences a GPU, which requests share; "
-        "churn asked %.1f, measured %.2f of %u; summaries %s; multiprocessors for scores alone: %u",
+        "\nhost memory: %.1f GB, %u distinct sequences per GPU, which requests share; "
+        "churn asked for %.1f, measured %.2f of %u; summaries %s; multiprocessors for scores "
+        "alone: %u",
         Giga(static_cast<double>(info.host_bytes)), info.host_sequences, o.churn, results.churn,
         info.resident, SummariesOf(o), o.predict_processors);
   }

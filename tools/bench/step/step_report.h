@@ -1,4 +1,4 @@
-// What a run prints: tables for people, or one JSON object a line.
+// What a run prints: tables for people, or one JSON object per line.
 #pragma once
 
 #include "tools/bench/step/run.h"
@@ -11,7 +11,7 @@ void PrintTables(const RunOptions& options, const DeviceResults& results);
 void PrintJson(const RunOptions& options, const DeviceResults& results);
 
 // The dense result that a sparse one is compared with: that of the same batch where batches were
-// asked for, else the one with the most tokens a second; null without one.
+// asked for, else the one with the most tokens per second; null without one.
 const SideResult* DenseOf(const RunOptions& options, const DeviceResults& results,
                           const SideResult& sparse);
 

@@ -1,7 +1,7 @@
 #include "tools/bench/step/walk.h"
 
+#include "client/working_set/cuda/host/launch.h"
 #include "common/status_macros.h"
-#include "tools/bench/step/timing.h"
 
 namespace oasiskv::bench::step {
 
@@ -27,7 +27,7 @@ absl::StatusOr<Walk> Walk::Create(uint32_t layers, uint32_t rows, uint32_t colum
 }
 
 absl::Status Walk::Advance(cudaStream_t stream) const {
-  return Launched(AdvanceQueries(walk_, stream), "queries");
+  return Launched("queries", AdvanceQueries(walk_, stream));
 }
 
 }  // namespace oasiskv::bench::step

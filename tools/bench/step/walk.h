@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/cuda/handles.h"
-#include "tools/bench/step/small_kernels.h"
+#include "tools/bench/step/kernels/small_kernels.h"
 
 namespace oasiskv::bench::step {
 

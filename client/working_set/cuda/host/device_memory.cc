@@ -13,9 +13,10 @@
 namespace oasiskv {
 namespace {
 
-constexpr uint64_t kAlignment = 256;
-
-uint64_t Align(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+// [slot][head][K] of a layer.
+uint64_t PageCount(const gpu::Shape& shape) {
+  return uint64_t{shape.slots} * shape.kv_heads * shape.resident;
+}
 
 absl::Status CheckPages(const GpuWorkingSetOptions& options) {
   if (options.pages.empty()) return absl::OkStatus();
@@ -97,25 +98,53 @@ absl::StatusOr<gpu::Shape> ShapeOf(const GpuWorkingSetOptions& options) {
                     .far = far};
 }
 
-// Cuts one allocation into aligned pieces: the first pass counts, the second hands out.
-class DeviceMemory::Carver {
- public:
-  template <typename T>
-  T* Cut(uint64_t items) {
-    auto* const at = reinterpret_cast<T*>(base_ + used_);
-    used_ += Align(items * sizeof(T));
-    return base_ == nullptr ? nullptr : at;
-  }
-  uint64_t used() const { return used_; }
-  void Begin(std::byte* base) {
-    base_ = base;
-    used_ = 0;
-  }
+void CutLayer(Carver& carve, const gpu::Shape& shape, gpu::LayerMemory& layer) {
+  layer.map = carve.Cut<int32_t>(PageCount(shape));
+  layer.stamps = carve.Cut<uint64_t>(PageCount(shape));
+  layer.predicted = carve.Cut<int32_t>(PageCount(shape));
+  layer.state = carve.Cut<gpu::SlotState>(shape.slots);
+}
 
- private:
-  std::byte* base_ = nullptr;
-  uint64_t used_ = 0;
-};
+gpu::Plan CutPlan(Carver& carve, uint64_t capacity, uint64_t row_heads, bool resolve) {
+  return {.count = carve.Cut<uint32_t>(1),
+          .items = carve.Cut<gpu::PlanItem>(capacity),
+          .groups = carve.Cut<gpu::PlanGroup>(row_heads),
+          .capacity = static_cast<uint32_t>(capacity),
+          .resolve = resolve};
+}
+
+gpu::Rows CutRows(Carver& carve, uint32_t max_rows) {
+  // The count stands before the rows, so that one copy brings both.
+  auto* const count = carve.Cut<uint32_t>(4 + uint64_t{max_rows});
+  return {.slots = count == nullptr ? nullptr : reinterpret_cast<int32_t*>(count + 4),
+          .count = count,
+          .max_rows = max_rows};
+}
+
+absl::Status ClearLayer(const gpu::Shape& shape, const gpu::LayerMemory& layer) {
+  // -1 everywhere.
+  OASISKV_CUDA_RETURN(cudaMemset(layer.map, 0xff, PageCount(shape) * sizeof(int32_t)));
+  OASISKV_CUDA_RETURN(cudaMemset(layer.predicted, 0xff, PageCount(shape) * sizeof(int32_t)));
+  return absl::OkStatus();
+}
+
+int64_t SummariesSlotStride(const gpu::Shape& shape) {
+  return static_cast<int64_t>(
+      Carver::Align(uint64_t{shape.kv_heads} * shape.max_blocks * shape.summary_bytes));
+}
+
+uint64_t OwnPageBytes(const gpu::Shape& shape) {
+  return uint64_t{shape.slots} * (shape.resident + 1) * shape.kv_heads * shape.entry_bytes;
+}
+
+gpu::Pages OwnPages(const gpu::Shape& shape, std::byte* pool) {
+  return {.k = pool,
+          .v = shape.latent ? nullptr : pool + shape.entry_bytes / 2,
+          .page_stride = int64_t{shape.kv_heads} * shape.entry_bytes,
+          .head_stride = shape.entry_bytes,
+          .token_stride = shape.key_bytes,
+          .table = nullptr};
+}
 
 absl::StatusOr<DeviceMemory> DeviceMemory::Create(const GpuWorkingSetOptions& options,
                                                   const gpu::Shape& shape) {
@@ -126,7 +155,7 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(const GpuWorkingSetOptions& op
   memory.boxes.resize(shape.layers + 1);
   const bool exact = options.base.mode == SelectionMode::kExact;
   const uint64_t slot_heads = uint64_t{shape.slots} * shape.kv_heads;
-  const uint64_t pages = slot_heads * shape.resident;
+  const uint64_t pages = PageCount(shape);
   const uint64_t row_heads = uint64_t{options.max_rows} * shape.kv_heads;
   const uint64_t items = row_heads * (std::min(shape.resident, shape.cap) + 1);
   const uint64_t resolve_items = exact ? row_heads * shape.resident : 0;
@@ -138,34 +167,20 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(const GpuWorkingSetOptions& op
 
   Carver carve;
   const auto small = [&] {  // all but pages and summaries
-    const auto plan = [&](uint64_t capacity, bool resolve) {
-      return gpu::Plan{.count = carve.Cut<uint32_t>(1),
-                       .items = carve.Cut<gpu::PlanItem>(capacity),
-                       .groups = carve.Cut<gpu::PlanGroup>(row_heads),
-                       .capacity = static_cast<uint32_t>(capacity),
-                       .resolve = resolve};
-    };
     for (uint32_t l = 0; l < shape.layers; ++l) {
-      memory.layers[l].map = carve.Cut<int32_t>(pages);
-      memory.layers[l].stamps = carve.Cut<uint64_t>(pages);
-      memory.layers[l].predicted = carve.Cut<int32_t>(pages);
-      memory.layers[l].state = carve.Cut<gpu::SlotState>(shape.slots);
+      CutLayer(carve, shape, memory.layers[l]);
       memory.layers[l].use = carve.Cut<gpu::SlotUse>(shape.slots);
       if (exact) memory.layers[l].entered = carve.Cut<uint32_t>(pages);
-      memory.plans[l] = plan(items, false);
+      memory.plans[l] = CutPlan(carve, items, row_heads);
     }
     for (gpu::Box& box : memory.boxes) box.notes = carve.Cut<gpu::BoxNotes>(1);
     memory.sources = carve.Cut<gpu::HeadSource>(slot_heads);
     memory.counters = carve.Cut<gpu::SlotCounters>(shape.slots);
     memory.frames_ = carve.Cut<uint64_t>(uint64_t{shape.slots} * shape.max_blocks);
-    // The count stands before the rows, so that one copy brings both.
-    auto* const count = carve.Cut<uint32_t>(4 + uint64_t{options.max_rows});
-    memory.rows = {.slots = count == nullptr ? nullptr : reinterpret_cast<int32_t*>(count + 4),
-                   .count = count,
-                   .max_rows = options.max_rows};
+    memory.rows = CutRows(carve, options.max_rows);
     memory.truth = carve.Cut<int32_t>(pages);
     if (!exact) return;
-    memory.resolve_plan = plan(resolve_items, true);
+    memory.resolve_plan = CutPlan(carve, resolve_items, row_heads, /*resolve=*/true);
     memory.resolution = {.pages = carve.Cut<int32_t>(row_heads * shape.resident),
                          .missing = carve.Cut<uint32_t>(options.max_rows)};
   };
@@ -178,7 +193,7 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(const GpuWorkingSetOptions& op
   memory.device_.push_back(std::move(state));
 
   // The predict stream and the step stream may score at the same time.
-  const uint64_t score_bytes = Align(gpu::ScoreBytes(shape, options.max_rows));
+  const uint64_t score_bytes = Carver::Align(gpu::ScoreBytes(shape, options.max_rows));
   OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer scores,
                            cuda::DeviceBuffer::Create(2 * score_bytes, "the blocks' scores"));
   for (gpu::LayerMemory& layer : memory.layers) {
@@ -187,21 +202,15 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(const GpuWorkingSetOptions& op
   memory.truth_scores = reinterpret_cast<float*>(scores.data() + score_bytes);
   memory.device_.push_back(std::move(scores));
 
-  const uint64_t summaries =
-      Align(slot_heads / shape.slots * shape.max_blocks * uint64_t{shape.summary_bytes});
-  const uint64_t own_pages =
-      uint64_t{shape.slots} * (shape.resident + 1) * shape.kv_heads * shape.entry_bytes;
   for (uint32_t l = 0; l < shape.layers; ++l) {
     gpu::LayerMemory& layer = memory.layers[l];
-    // -1 everywhere.
-    OASISKV_CUDA_RETURN(cudaMemset(layer.map, 0xff, pages * sizeof(int32_t)));
-    OASISKV_CUDA_RETURN(cudaMemset(layer.predicted, 0xff, pages * sizeof(int32_t)));
+    OASISKV_RETURN_IF_ERROR(ClearLayer(shape, layer));
+    layer.summaries_slot_stride = SummariesSlotStride(shape);
     OASISKV_ASSIGN_OR_RETURN(
         cuda::DeviceBuffer buffer,
-        cuda::DeviceBuffer::Create(summaries * shape.slots,
+        cuda::DeviceBuffer::Create(static_cast<uint64_t>(layer.summaries_slot_stride) * shape.slots,
                                    absl::StrFormat("the summaries of layer %d", l)));
     layer.summaries = buffer.data();
-    layer.summaries_slot_stride = static_cast<int64_t>(summaries);
     memory.device_.push_back(std::move(buffer));
     if (!options.pages.empty()) {
       const GpuPages& given = options.pages[l];
@@ -213,15 +222,10 @@ absl::StatusOr<DeviceMemory> DeviceMemory::Create(const GpuWorkingSetOptions& op
                      .table = given.table};
       continue;
     }
-    OASISKV_ASSIGN_OR_RETURN(
-        cuda::DeviceBuffer pool,
-        cuda::DeviceBuffer::Create(own_pages, absl::StrFormat("the pages of layer %d", l)));
-    layer.pages = {.k = pool.data(),
-                   .v = shape.latent ? nullptr : pool.data() + shape.entry_bytes / 2,
-                   .page_stride = int64_t{shape.kv_heads} * shape.entry_bytes,
-                   .head_stride = shape.entry_bytes,
-                   .token_stride = shape.key_bytes,
-                   .table = nullptr};
+    OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer pool,
+                             cuda::DeviceBuffer::Create(
+                                 OwnPageBytes(shape), absl::StrFormat("the pages of layer %d", l)));
+    layer.pages = OwnPages(shape, pool.data());
     memory.device_.push_back(std::move(pool));
   }
 

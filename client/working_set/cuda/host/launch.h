@@ -9,10 +9,14 @@
 
 namespace oasiskv {
 
+inline absl::Status Launched(const char* what, gpu::LaunchError error) {
+  if (error == nullptr) return absl::OkStatus();
+  return MakeError(ErrorCode::kInternal, absl::StrFormat("%s: %s", what, error));
+}
+
 inline absl::Status Launched(const char* what, LayerIndex layer, gpu::LaunchError error) {
   if (error == nullptr) return absl::OkStatus();
-  return MakeError(ErrorCode::kInternal,
-                   absl::StrFormat("%s at layer %d: %s", what, layer.value(), error));
+  return Launched(absl::StrFormat("%s at layer %d", what, layer.value()).c_str(), error);
 }
 
 }  // namespace oasiskv

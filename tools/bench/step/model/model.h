@@ -17,14 +17,20 @@ namespace oasiskv::bench::step {
 struct Model {
   std::string name;
   uint32_t layers = 0, hidden = 0, query_heads = 0, kv_heads = 0, head_dim = 0;
-  uint32_t ffn = 0;  // of one expert where there are experts
+  // Of one expert where there are experts.
+  uint32_t ffn = 0;
   uint32_t vocab = 0;
-  uint32_t experts = 0;           // that this GPU holds; 0: a dense FFN
-  uint32_t active_experts = 0;    // of them, that a token uses on average
-  uint32_t latent_value_dim = 0;  // MLA: the value is the first so many elements of the latent
-  uint32_t qkv_columns = 0;  // outputs of the projection before attention; 0: what the heads add to
-  uint32_t output_rows = 0;  // inputs of the projection after attention; 0: likewise
-  uint32_t draft_bytes_per_token = 0;  // KV of the draft model
+  // That this GPU holds; 0: a dense FFN.
+  uint32_t experts = 0;
+  // Of them, those that a token uses on average.
+  uint32_t active_experts = 0;
+  // MLA: how many elements at the beginning of the latent are the value; 0: not MLA.
+  uint32_t latent_value_dim = 0;
+  // Outputs of the projection before attention and inputs of the one after it; 0: what the heads
+  // add up to.
+  uint32_t qkv_columns = 0, output_rows = 0;
+  // KV of the draft model.
+  uint32_t draft_bytes_per_token = 0;
 
   static constexpr uint32_t kElementBytes = 2;
   static constexpr uint32_t kBlockTokens = 16;

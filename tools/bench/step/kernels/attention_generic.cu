@@ -4,8 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "tools/bench/step/attention.h"
-#include "tools/bench/step/attention_pages.cuh"
+#include "client/working_set/cuda/kernels/entry.cuh"
+#include "tools/bench/step/kernels/attention.h"
+#include "tools/bench/step/kernels/attention_pages.cuh"
 
 namespace oasiskv::bench::step {
 namespace {
@@ -119,8 +120,7 @@ LaunchError AttendGeneric(const AttentionShape& shape, const PageLayout& pages, 
                 static_cast<__nv_bfloat16*>(out)};
   const uint32_t ctas = shape.max_rows * shape.kv_heads * shape.query_rows * shape.group;
   GenericKernel<<<ctas, kWarps * 32, 0, stream>>>(params);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return gpu::Launched();
 }
 
 }  // namespace oasiskv::bench::step

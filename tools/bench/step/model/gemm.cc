@@ -1,14 +1,13 @@
-#include "tools/bench/step/gemm.h"
+#include "tools/bench/step/model/gemm.h"
 
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/cuda/status.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
-#include "tools/bench/step/timing.h"
+#include "tools/bench/rig/timing.h"
 
 namespace oasiskv::bench::step {
 namespace {
@@ -118,21 +117,20 @@ absl::StatusOr<Gemm> Gemm::Create(const GemmLibrary& library, const GemmShape& s
   OASISKV_RETURN_IF_ERROR(status);
 
   bool any = false;
-  OASISKV_ASSIGN_OR_RETURN(TimedEvent begin, TimedEvent::Create());
-  OASISKV_ASSIGN_OR_RETURN(TimedEvent end, TimedEvent::Create());
   for (int i = 0; i < count; ++i) {
     const cublasLtMatmulAlgo_t& algorithm = found[static_cast<size_t>(i)].algo;
     if (found[static_cast<size_t>(i)].state != CUBLAS_STATUS_SUCCESS) continue;
     if (!gemm.Call(algorithm, weights[0], x, y, stream).ok()) continue;  // refuses the shape
     const size_t turns = std::max<size_t>(4, std::min<size_t>(weights.size(), 12));
-    OASISKV_CUDA_RETURN(cudaEventRecord(begin.get(), stream));
-    for (size_t turn = 1; turn <= turns; ++turn) {
-      OASISKV_RETURN_IF_ERROR(gemm.Call(algorithm, weights[turn % weights.size()], x, y, stream));
-    }
-    OASISKV_CUDA_RETURN(cudaEventRecord(end.get(), stream));
-    OASISKV_CUDA_RETURN(cudaEventSynchronize(end.get()));
-    OASISKV_ASSIGN_OR_RETURN(const double seconds, SecondsBetween(begin, end));
-    const double one = seconds / static_cast<double>(turns);
+    const auto all_turns = [&](uint32_t) -> absl::Status {
+      for (size_t turn = 1; turn <= turns; ++turn) {
+        OASISKV_RETURN_IF_ERROR(gemm.Call(algorithm, weights[turn % weights.size()], x, y, stream));
+      }
+      return absl::OkStatus();
+    };
+    OASISKV_ASSIGN_OR_RETURN(const std::vector<double> seconds,
+                             TimeRepeats(stream, /*warmups=*/0, /*repeats=*/1, all_turns));
+    const double one = seconds[0] / static_cast<double>(turns);
     if (any && one >= gemm.tuned_seconds_) continue;
     any = true;
     gemm.tuned_seconds_ = one;

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "tools/bench/step/model.h"
+#include "tools/bench/step/model/model.h"
 
 namespace oasiskv::bench::step {
 

@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 
-struct CUstream_st;
+#include "client/working_set/cuda/kernels/kernels.h"
 
 namespace oasiskv::bench::step {
 
-using Stream = CUstream_st*;
-using LaunchError = const char*;  // null: no error
+using gpu::LaunchError;
+using gpu::Stream;
 
 // Where a page of a head lies: token t of page p of head h at
 //   k + p * page_stride + h * head_stride + t * token_stride   (bytes), v likewise.
@@ -21,22 +21,13 @@ struct PageLayout {
   int64_t page_stride = 0, head_stride = 0, token_stride = 0;
 };
 
-// As the working set keeps it (client/working_set/cuda/kernels/layout.h).
-struct SlotBooks {
-  uint64_t clock;
-  uint32_t complete;
-  uint32_t local_tokens;
-  int32_t promoted;
-  uint32_t pending;
-};
-
 // The pages that row r attends to with head h. Sparse (`map` set): pages p < resident of slot
 // slots[r] whose map entry is not -1, and page `resident`, the local one, of which
 // state[slot].local_tokens tokens count; physical page table[slot * (resident + 1) + p], or
 // slot * (resident + 1) + p without a table. Dense: `blocks` pages table[r * blocks + b], all full.
 struct PageSet {
   const int32_t* map = nullptr;  // [slot][head][resident]
-  const SlotBooks* state = nullptr;
+  const gpu::SlotState* state = nullptr;
   const int32_t* slots = nullptr;
   const uint32_t* count = nullptr;  // rows at and beyond it do nothing; null: all rows count
   const int32_t* table = nullptr;

@@ -1,55 +1,44 @@
-// oasis-step-bench: a decode step on GPUs, with the working set in HBM against the whole KV in HBM,
-// under the same memory limit. See README.md for what is modelled and what is not.
-#include <cmath>
-#include <cstdio>
-#include <filesystem>
+// step: a decode step on GPUs, with the working set in HBM against the whole KV in HBM, under the
+// same memory limit. See README.md for what is modelled and what is not.
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "common/log.h"
 #include "common/status_macros.h"
-#include "oasiskv/error.h"
-#include "tools/bench/step/check.h"
+#include "tools/bench/gpu/flags.h"
+#include "tools/bench/gpu/operations.h"
+#include "tools/bench/step/kernels/check.h"
 #include "tools/bench/step/run.h"
 #include "tools/bench/step/step_report.h"
 
 ABSL_FLAG(std::string, model, "tools/bench/step/models/qwen3-8b.json",
-          "Model file; tools/bench/step/models has some.");
+          "Model file; there are some in tools/bench/step/models.");
 ABSL_FLAG(uint32_t, context, 16384, "Tokens of a request; a multiple of 16.");
 ABSL_FLAG(std::string, hbm, "80GiB", "HBM that weights and requests of one GPU may take.");
 ABSL_FLAG(std::string, host_bytes, "64GiB",
           "Pinned host memory for KV, all GPUs together; requests share what it holds.");
-ABSL_FLAG(uint32_t, resident, 128, "K: resident blocks per head, layer and request.");
 ABSL_FLAG(std::vector<std::string>, ratios, std::vector<std::string>({"0.05"}),
           "Fetch ratios of the sparse side.");
 ABSL_FLAG(std::vector<std::string>, spares, std::vector<std::string>({"0"}),
           "Pages of a head beyond K, which keep what was ranked last.");
-ABSL_FLAG(std::string, summaries, "as_keys",
-          "What the working set keeps key summaries as: as_keys (BF16) or fp8 (E4M3).");
 ABSL_FLAG(std::vector<std::string>, batches, {},
           "Batches of both sides. Empty: of each side the largest that --hbm holds.");
 ABSL_FLAG(double, churn, 17, "Blocks of the true top-K that change per head and step.");
 ABSL_FLAG(uint32_t, rounds, 5, "Rounds; figures are medians over them.");
 ABSL_FLAG(uint32_t, steps, 20, "Steps of a round.");
 ABSL_FLAG(uint32_t, warmup, 60,
-          "Steps before the rounds, which bring the residents to where they "
-          "stay.");
+          "Steps before the rounds, until the residents change no more than in use.");
 ABSL_FLAG(uint32_t, gather_ctas, 32, "CTAs of the gather kernel.");
 ABSL_FLAG(uint32_t, gather_threads, 128,
-          "Threads of one of them. One of 1024 needs a multiprocessor to itself.");
+          "Threads of one CTA. A CTA of 1024 needs a multiprocessor to itself.");
 ABSL_FLAG(uint32_t, gather_loads, 4, "16-byte loads in flight of a thread: 4 or 8.");
-ABSL_FLAG(
-    uint32_t, predict_processors, 0,
-    "Multiprocessors that scores keep to; the step keeps to those that they and the transfers "
-    "leave, and submits after attention. 0: all share all.");
+ABSL_FLAG(uint32_t, predict_processors, 0,
+          "Multiprocessors that only scores use; the step uses those that are left by scores and "
+          "transfers, and submits after attention. 0: all work shares all of them.");
 ABSL_FLAG(bool, predict_behind, false,
           "Give the score kernel a lower priority than the step's own kernels.");
 ABSL_FLAG(
@@ -57,14 +46,12 @@ ABSL_FLAG(
     "Predict the last layer at the beginning of the next step, so that the link is busy there.");
 ABSL_FLAG(uint32_t, devices, 1, "GPUs; each runs the same.");
 ABSL_FLAG(std::string, sides, "both", "both, dense or sparse.");
-ABSL_FLAG(bool, eager, false, "Launch kernel by kernel instead of one graph a step.");
+ABSL_FLAG(bool, eager, false, "Launch kernel by kernel instead of one graph per step.");
 ABSL_FLAG(bool, check, false, "Compare the attention kernels with a reference, and end.");
-ABSL_FLAG(bool, json, false, "Print one JSON object a line instead of tables.");
+ABSL_FLAG(bool, json, false, "Print one JSON object per line instead of tables.");
 
 namespace oasiskv::bench::step {
 namespace {
-
-absl::Status Refuse(absl::string_view what) { return MakeError(ErrorCode::kInvalidArgument, what); }
 
 absl::StatusOr<uint64_t> Bytes(const std::string& text, absl::string_view flag) {
   absl::string_view number = text;
@@ -78,7 +65,7 @@ absl::StatusOr<uint64_t> Bytes(const std::string& text, absl::string_view flag) 
   }
   double value = 0;
   if (!absl::SimpleAtod(number, &value) || !(value > 0) || value * unit > 0x1p50) {
-    return Refuse(absl::StrCat("--", flag, ": '", text, "' is no size; write it like 80GiB"));
+    return Refuse(absl::StrCat("--", flag, ": '", text, "' is not a size; write it like 80GiB"));
   }
   return static_cast<uint64_t>(value * unit);
 }
@@ -91,7 +78,7 @@ absl::StatusOr<RunOptions> OptionsFromFlags() {
   o.context = absl::GetFlag(FLAGS_context);
   o.resident = absl::GetFlag(FLAGS_resident);
   if (o.context == 0 || o.context % Model::kBlockTokens != 0) {
-    return Refuse(absl::StrCat("--context=", o.context, " is no multiple of 16"));
+    return Refuse(absl::StrCat("--context=", o.context, " is not a multiple of 16"));
   }
   if (o.resident == 0 || o.resident * Model::kBlockTokens > o.context) {
     return Refuse(absl::StrCat("--resident=", o.resident, ": --context=", o.context, " has ",
@@ -104,27 +91,17 @@ absl::StatusOr<RunOptions> OptionsFromFlags() {
     }
     o.ratios.push_back(ratio);
   }
-  for (const std::string& text : absl::GetFlag(FLAGS_batches)) {
-    uint32_t batch = 0;
-    if (!absl::SimpleAtoi(text, &batch) || batch == 0) {
-      return Refuse(absl::StrCat("--batches: '", text, "' is no positive number"));
-    }
-    o.batches.push_back(batch);
-  }
+  OASISKV_ASSIGN_OR_RETURN(o.batches, Numbers<uint32_t>(absl::GetFlag(FLAGS_batches), "batches"));
   for (const std::string& text : absl::GetFlag(FLAGS_spares)) {
     uint32_t spare = 0;
     if (!absl::SimpleAtoi(text, &spare) || spare > o.context / Model::kBlockTokens - o.resident) {
-      return Refuse(absl::StrCat("--spares: '", text, "' is no number up to ",
+      return Refuse(absl::StrCat("--spares: '", text, "' is not a whole number up to ",
                                  o.context / Model::kBlockTokens - o.resident,
                                  ", the blocks beyond --resident"));
     }
     o.spares.push_back(spare);
   }
-  const std::string summaries = absl::GetFlag(FLAGS_summaries);
-  if (summaries != "as_keys" && summaries != "fp8") {
-    return Refuse(absl::StrCat("--summaries=", summaries, " is neither as_keys nor fp8"));
-  }
-  if (summaries == "fp8") o.summaries = SummaryType::kFloat8;
+  OASISKV_ASSIGN_OR_RETURN(o.summaries, SummariesFromFlag());
   o.churn = absl::GetFlag(FLAGS_churn);
   if (!(o.churn > 0) || o.churn >= o.resident) {
     return Refuse(
@@ -144,7 +121,7 @@ absl::StatusOr<RunOptions> OptionsFromFlags() {
   }
   if (o.grid.threads == 0 || o.grid.threads % 32 != 0 || o.grid.threads > 1024) {
     return Refuse(
-        absl::StrCat("--gather_threads=", o.grid.threads, " is no multiple of 32 up to 1024"));
+        absl::StrCat("--gather_threads=", o.grid.threads, " is not a multiple of 32 up to 1024"));
   }
   const std::string sides = absl::GetFlag(FLAGS_sides);
   if (sides != "both" && sides != "dense" && sides != "sparse") {
@@ -159,40 +136,18 @@ absl::StatusOr<RunOptions> OptionsFromFlags() {
   return o;
 }
 
-absl::Status Main() {
-  if (absl::GetFlag(FLAGS_check)) return CheckAttention();
-  OASISKV_ASSIGN_OR_RETURN(const RunOptions options, OptionsFromFlags());
-  OASISKV_ASSIGN_OR_RETURN(const std::vector<DeviceResults> results, Run(options));
-  const DeviceResults sum = Sum(results);
-  if (absl::GetFlag(FLAGS_json)) {
-    PrintJson(options, sum);
-  } else {
-    PrintTables(options, sum);
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 }  // namespace oasiskv::bench::step
 
-int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "oasis-bench step [flags], or oasis-step-bench [flags]\n"
-      "A decode step on GPUs: the working set in HBM and the KV in host memory, against the whole "
-      "KV in HBM under the same limit.\n"
-      "  --model=FILE --hbm=80GiB --ratios=0.01,0.05,1 --churn=17   the published setting\n"
-      "  --batches=8,16,32      both sides at these batches\n"
-      "  --check                the attention kernels against a reference\n"
-      "Any failure ends it with status 1, a wrong call with 2.");
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() > 1) {
-    std::fprintf(stderr, "oasis-step-bench: '%s' is no flag\n%s\n", rest[1],
-                 std::string(absl::ProgramUsageMessage()).c_str());
-    return 2;
+absl::Status oasiskv::bench::RunStep() {
+  if (absl::GetFlag(FLAGS_check)) return step::CheckAttention();
+  OASISKV_ASSIGN_OR_RETURN(const step::RunOptions options, step::OptionsFromFlags());
+  OASISKV_ASSIGN_OR_RETURN(const std::vector<step::DeviceResults> results, step::Run(options));
+  const step::DeviceResults sum = step::Sum(results);
+  if (absl::GetFlag(FLAGS_json)) {
+    step::PrintJson(options, sum);
+  } else {
+    step::PrintTables(options, sum);
   }
-  oasiskv::SetLogLevel(oasiskv::LogLevel::kWarning);
-  const absl::Status status = oasiskv::bench::step::Main();
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "oasis-step-bench: %s\n", std::string(status.message()).c_str());
-  return oasiskv::ErrorCodeOf(status) == oasiskv::ErrorCode::kInvalidArgument ? 2 : 1;
+  return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-#include "tools/bench/step/model.h"
+#include "tools/bench/step/model/model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -44,7 +44,7 @@ absl::Status Refuse(absl::string_view origin, absl::string_view what) {
 absl::Status CheckWhole(const Model& m, absl::string_view origin) {
   if (m.query_heads % m.kv_heads != 0) {
     return Refuse(origin, absl::StrCat("query_heads ", m.query_heads,
-                                       " is no multiple of kv_heads ", m.kv_heads));
+                                       " is not a multiple of kv_heads ", m.kv_heads));
   }
   for (const auto& [name, value] : {std::pair{"hidden", m.hidden},
                                     {"head_dim", m.head_dim},
@@ -54,8 +54,8 @@ absl::Status CheckWhole(const Model& m, absl::string_view origin) {
                                     {"qkv_columns", m.qkv_columns},
                                     {"output_rows", m.output_rows}}) {
     if (value % 8 != 0) {
-      return Refuse(
-          origin, absl::StrCat(name, " ", value, " is no multiple of 8, which 16-byte loads need"));
+      return Refuse(origin, absl::StrCat(name, " ", value,
+                                         " is not a multiple of 8, which 16-byte loads need"));
     }
   }
   if ((m.experts == 0) != (m.active_experts == 0)) {
@@ -109,7 +109,7 @@ uint64_t Model::weight_bytes() const {
 absl::StatusOr<Model> ParseModel(absl::string_view json, absl::string_view origin) {
   const nlohmann::json j =
       nlohmann::json::parse(json.begin(), json.end(), nullptr, /*allow_exceptions=*/false);
-  if (!j.is_object()) return Refuse(origin, "is no JSON object");
+  if (!j.is_object()) return Refuse(origin, "is not a JSON object");
   Model model;
   std::set<std::string> known = {"name"};
   for (const Field& f : kFields) {
@@ -129,7 +129,7 @@ absl::StatusOr<Model> ParseModel(absl::string_view json, absl::string_view origi
     if (!known.contains(key)) return Refuse(origin, absl::StrCat("unknown field '", key, "'"));
   }
   const auto name = j.find("name");
-  if (name != j.end() && !name->is_string()) return Refuse(origin, "field 'name' is no string");
+  if (name != j.end() && !name->is_string()) return Refuse(origin, "field 'name' is not a string");
   model.name = name != j.end() ? name->get<std::string>() : std::string(origin);
   if (model.qkv_columns == 0) model.qkv_columns = model.query_columns() + model.kv_columns();
   if (model.output_rows == 0) model.output_rows = model.attention_columns();

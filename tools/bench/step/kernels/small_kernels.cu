@@ -3,18 +3,14 @@
 
 #include <algorithm>
 
-#include "tools/bench/gpu/summary_number.cuh"
-#include "tools/bench/step/small_kernels.h"
+#include "client/working_set/cuda/kernels/entry.cuh"
+#include "tools/bench/rig/summary_number.cuh"
+#include "tools/bench/step/kernels/small_kernels.h"
 
 namespace oasiskv::bench::step {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-
-LaunchError Launched() {
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
 
 uint32_t Ctas(uint64_t items, uint64_t limit = 8192) {
   return static_cast<uint32_t>(std::clamp<uint64_t>((items + kThreads - 1) / kThreads, 1, limit));
@@ -201,40 +197,12 @@ __global__ void FillSummariesKernel(SummaryType type, void* to, uint64_t count, 
 
 __global__ void NextStepKernel(uint64_t* step) { ++*step; }
 
-__device__ inline uint4 LoadOnce(const uint4* from) {
-  uint4 r;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];\n"
-               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
-               : "l"(from));
-  return r;
-}
-
-__global__ void __launch_bounds__(512)
-    ReadKernel(const uint4* from, uint64_t words, uint32_t* sink) {
-  constexpr uint32_t kLoads = 8;
-  const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
-  uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  uint32_t x = 0;
-  for (; i + (kLoads - 1) * threads < words; i += kLoads * threads) {
-    uint4 r[kLoads];
-#pragma unroll
-    for (uint32_t j = 0; j < kLoads; ++j) r[j] = LoadOnce(from + i + j * threads);
-#pragma unroll
-    for (uint32_t j = 0; j < kLoads; ++j) x ^= r[j].x ^ r[j].y ^ r[j].z ^ r[j].w;
-  }
-  for (; i < words; i += threads) {
-    const uint4 r = LoadOnce(from + i);
-    x ^= r.x ^ r.y ^ r.z ^ r.w;
-  }
-  if (x == 0x5eed1e55u) *sink = x;
-}
-
 }  // namespace
 
 LaunchError FillNormal(void* to, uint64_t elements, float sigma, uint64_t seed, Stream stream) {
   FillKernel<<<Ctas(elements / 2), kThreads, 0, stream>>>(static_cast<__nv_bfloat162*>(to),
                                                           elements / 2, sigma, seed);
-  return Launched();
+  return gpu::Launched();
 }
 
 LaunchError AddAndNorm(void* hidden, const void* y, void* out, uint32_t rows, uint32_t columns,
@@ -242,20 +210,20 @@ LaunchError AddAndNorm(void* hidden, const void* y, void* out, uint32_t rows, ui
   NormKernel<<<rows, kThreads, 0, stream>>>(static_cast<uint4*>(hidden),
                                             static_cast<const uint4*>(y), static_cast<uint4*>(out),
                                             columns / 8);
-  return Launched();
+  return gpu::Launched();
 }
 
 LaunchError GateTimesUp(const void* in, void* out, uint64_t rows, uint32_t columns, Stream stream) {
   GateKernel<<<Ctas(rows * columns / 8), kThreads, 0, stream>>>(
       static_cast<const uint4*>(in), static_cast<uint4*>(out), rows, columns / 8);
-  return Launched();
+  return gpu::Launched();
 }
 
 LaunchError Sample(const void* logits, int32_t* token, uint32_t rows, uint32_t vocab,
                    Stream stream) {
   SampleKernel<<<rows, kThreads, 0, stream>>>(static_cast<const __nv_bfloat16*>(logits), token,
                                               vocab);
-  return Launched();
+  return gpu::Launched();
 }
 
 LaunchError DenseAppend(const PageLayout& pages, const PageSet& set, const void* kv,
@@ -263,33 +231,27 @@ LaunchError DenseAppend(const PageLayout& pages, const PageSet& set, const void*
                         bool latent, Stream stream) {
   DenseAppendKernel<<<rows, kThreads, 0, stream>>>(
       pages, set, static_cast<const __nv_bfloat16*>(kv), row_stride, kv_heads, head_dim, latent);
-  return Launched();
+  return gpu::Launched();
 }
 
 LaunchError AdvanceQueries(const QueryWalk& walk, Stream stream) {
   WalkKernel<<<Ctas(walk.layers * walk.rows * walk.columns / 2), kThreads, 0, stream>>>(
       walk, sqrtf(1.0f - walk.a * walk.a));
   NextStepKernel<<<1, 1, 0, stream>>>(walk.step);
-  return Launched();
-}
-
-LaunchError ReadAll(const void* from, uint64_t bytes, uint32_t* sink, uint32_t ctas,
-                    Stream stream) {
-  ReadKernel<<<ctas, 512, 0, stream>>>(static_cast<const uint4*>(from), bytes / 16, sink);
-  return Launched();
+  return gpu::Launched();
 }
 
 LaunchError SummariseFrames(const FrameShape& shape, std::byte* frames, uint32_t count,
                             Stream stream) {
   SummariseKernel<<<dim3(shape.entries, count), 128, 0, stream>>>(shape, frames);
-  return Launched();
+  return gpu::Launched();
 }
 
 LaunchError FillSummaries(SummaryType type, void* to, uint64_t count, uint32_t head_dim,
                           uint64_t seed, Stream stream) {
   FillSummariesKernel<<<Ctas(count * head_dim), kThreads, 0, stream>>>(type, to, count, head_dim,
                                                                        seed);
-  return Launched();
+  return gpu::Launched();
 }
 
 }  // namespace oasiskv::bench::step

@@ -8,8 +8,9 @@
 
 #include <algorithm>
 
-#include "tools/bench/step/attention.h"
-#include "tools/bench/step/attention_pages.cuh"
+#include "client/working_set/cuda/kernels/entry.cuh"
+#include "tools/bench/step/kernels/attention.h"
+#include "tools/bench/step/kernels/attention_pages.cuh"
 
 namespace oasiskv::bench::step {
 namespace {
@@ -319,14 +320,12 @@ static_assert(kRingBytes >= kWarps * 16 * kDim * sizeof(float), "the sums reuse 
 template <uint32_t kTiles>
 LaunchError Launch(const Params& params, Stream stream) {
   // Per device, and cheap: a flag that remembers it would have to be kept per device.
-  cudaError_t error = cudaFuncSetAttribute(AttendKernel<kTiles>,
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
-  if (error == cudaSuccess) {
-    const uint32_t ctas = params.shape.max_rows * params.shape.kv_heads * params.shape.splits;
-    AttendKernel<kTiles><<<ctas, kThreads, kRingBytes, stream>>>(params);
-    error = cudaGetLastError();
-  }
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  const cudaError_t error = cudaFuncSetAttribute(
+      AttendKernel<kTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes);
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+  const uint32_t ctas = params.shape.max_rows * params.shape.kv_heads * params.shape.splits;
+  AttendKernel<kTiles><<<ctas, kThreads, kRingBytes, stream>>>(params);
+  return gpu::Launched();
 }
 
 uint64_t VectorsOf(const AttentionShape& shape) {
@@ -349,7 +348,7 @@ uint64_t AttentionScratchBytes(const AttentionShape& shape) {
 }
 
 uint32_t ChooseSplits(uint32_t rows, uint32_t kv_heads, uint32_t pages, uint32_t sms) {
-  // Two CTAs a multiprocessor run at a time. Some 8 waves of them leave an eighth of one for the
+  // Two CTAs run on a multiprocessor at a time. Some 8 waves of them leave an eighth of one for the
   // uneven end; a CTA of fewer than 24 pages is mostly start and end.
   const uint32_t pairs = std::max(1u, rows * kv_heads);
   const uint32_t wanted = (8 * 2 * sms + pairs - 1) / pairs;

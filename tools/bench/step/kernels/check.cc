@@ -1,4 +1,4 @@
-#include "tools/bench/step/check.h"
+#include "tools/bench/step/kernels/check.h"
 
 #include <cmath>
 #include <cstdio>
@@ -9,12 +9,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/cuda/handles.h"
+#include "client/working_set/cuda/host/launch.h"
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
-#include "tools/bench/step/attention.h"
-#include "tools/bench/step/timing.h"
+#include "tools/bench/rig/device.h"
+#include "tools/bench/step/kernels/attention.h"
 
 namespace oasiskv::bench::step {
 namespace {
@@ -54,15 +54,6 @@ double FromBf16(uint16_t x) {
   return f;
 }
 
-template <typename T>
-absl::StatusOr<cuda::DeviceBuffer> Upload(const std::vector<T>& items) {
-  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer buffer,
-                           cuda::DeviceBuffer::Create(items.size() * sizeof(T), "the check"));
-  OASISKV_CUDA_RETURN(
-      cudaMemcpy(buffer.data(), items.data(), items.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return buffer;
-}
-
 // A case with its data on both sides.
 class Check {
  public:
@@ -86,7 +77,7 @@ class Check {
   int64_t page_stride_ = 0, head_stride_ = 0, token_stride_ = 0, v_offset_ = 0;
   std::vector<uint16_t> kv_, queries_;
   std::vector<int32_t> table_, map_, slots_;
-  std::vector<SlotBooks> books_;
+  std::vector<gpu::SlotState> books_;
 };
 
 void Check::Make() {
@@ -187,37 +178,35 @@ absl::Status Check::Compare(const char* kernel, bool generic, const std::vector<
                        .value_dim = c_.value_dim,
                        .splits = c_.splits,
                        .scale = 1.0f / std::sqrt(static_cast<float>(c_.head_dim))};
-  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer kv, Upload(kv_));
-  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer queries, Upload(queries_));
-  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer table, Upload(table_));
-  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer map, Upload(map_));
-  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer slots, Upload(slots_));
-  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer books, Upload(books_));
-  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer scratch,
-                           cuda::DeviceBuffer::Create(AttentionScratchBytes(shape), "the check"));
-  OASISKV_ASSIGN_OR_RETURN(cuda::DeviceBuffer out,
-                           cuda::DeviceBuffer::Create(wanted.size() * 2, "the check"));
-  const PageLayout layout{kv.data(), kv.data() + v_offset_, page_stride_, head_stride_,
-                          token_stride_};
+  OASISKV_ASSIGN_OR_RETURN(const auto kv, DeviceArray<uint16_t>::Of(kv_));
+  OASISKV_ASSIGN_OR_RETURN(const auto queries, DeviceArray<uint16_t>::Of(queries_));
+  OASISKV_ASSIGN_OR_RETURN(const auto table, DeviceArray<int32_t>::Of(table_));
+  OASISKV_ASSIGN_OR_RETURN(const auto map, DeviceArray<int32_t>::Of(map_));
+  OASISKV_ASSIGN_OR_RETURN(const auto slots, DeviceArray<int32_t>::Of(slots_));
+  OASISKV_ASSIGN_OR_RETURN(const auto books, DeviceArray<gpu::SlotState>::Of(books_));
+  OASISKV_ASSIGN_OR_RETURN(const auto scratch,
+                           DeviceArray<std::byte>::Zeroed(AttentionScratchBytes(shape)));
+  OASISKV_ASSIGN_OR_RETURN(const auto out, DeviceArray<uint16_t>::Zeroed(wanted.size()));
+  const auto* const k = reinterpret_cast<const std::byte*>(kv.data());
+  const PageLayout layout{k, k + v_offset_, page_stride_, head_stride_, token_stride_};
   PageSet set;
-  set.table = table.As<int32_t>();
+  set.table = table.data();
   if (c_.resident > 0) {
-    set.map = map.As<int32_t>();
-    set.state = books.As<SlotBooks>();
-    set.slots = slots.As<int32_t>();
+    set.map = map.data();
+    set.state = books.data();
+    set.slots = slots.data();
     set.resident = c_.resident;
   } else {
     set.blocks = c_.blocks;
   }
-  std::vector<uint16_t> first, got(wanted.size());
+  std::vector<uint16_t> first, got;
   for (int turn = 0; turn < 2; ++turn) {  // the second finds the tickets as the first left them
     OASISKV_CUDA_RETURN(cudaMemset(out.data(), 0xff, wanted.size() * 2));  // NaN
     const LaunchError error =
         generic ? AttendGeneric(shape, layout, set, queries.data(), out.data(), nullptr)
                 : Attend(shape, layout, set, queries.data(), out.data(), scratch.data(), nullptr);
-    OASISKV_RETURN_IF_ERROR(Launched(error, "attention"));
-    OASISKV_CUDA_RETURN(
-        cudaMemcpy(got.data(), out.data(), wanted.size() * 2, cudaMemcpyDeviceToHost));
+    OASISKV_RETURN_IF_ERROR(Launched("attention", error));
+    OASISKV_ASSIGN_OR_RETURN(got, Download(out.data(), wanted.size()));
     if (turn == 0) first = got;
   }
   double off = 0, all = 0;

@@ -3,7 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include "tools/bench/step/attention.h"
+#include "tools/bench/step/kernels/attention.h"
 
 namespace oasiskv::bench::step {
 

@@ -1,12 +1,12 @@
-// The small kernels of the step: data, element-wise parts of a layer, and the reading kernel that
-// finds HBM's rate. All enqueue on `stream` and may be captured.
+// The small kernels of the step: data, and the element-wise parts of a layer. All enqueue on
+// `stream` and may be captured.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "oasiskv/selection.h"
-#include "tools/bench/step/attention.h"
+#include "tools/bench/step/kernels/attention.h"
 
 namespace oasiskv::bench::step {
 
@@ -28,7 +28,7 @@ LaunchError DenseAppend(const PageLayout& pages, const PageSet& set, const void*
                         int64_t row_stride, uint32_t rows, uint32_t kv_heads, uint32_t head_dim,
                         bool latent, Stream stream);
 
-// Queries that wander: each element follows x' = a x + sqrt(1 - a^2) noise, unit normal for ever.
+// Queries that wander: each element follows x' = a x + sqrt(1 - a^2) noise, and stays unit normal.
 // The draft row of a step is the token row of the next.
 struct QueryWalk {
   float* state = nullptr;    // [layer][row][columns]: of the draft row
@@ -40,9 +40,6 @@ struct QueryWalk {
 };
 // Advances all layers by one step.
 LaunchError AdvanceQueries(const QueryWalk& walk, Stream stream);
-
-// Reads `bytes` (a multiple of 16) once; `sink` is one word that is written only by a coincidence.
-LaunchError ReadAll(const void* from, uint64_t bytes, uint32_t* sink, uint32_t ctas, Stream stream);
 
 // Frames of a host pool while they are still in device memory: entries [layer][head], then their
 // summaries, which this fills in. keys: the K half of an entry (all of a latent one).
