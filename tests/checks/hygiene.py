@@ -11,9 +11,8 @@ import tree
 CODE = {".h", ".cc", ".c", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto"}
 MAX_LINES = 600
 MAX_FILES = 30
-# Folders that may hold more, and why.
-LARGE_FOLDERS = {
-}
+# Folders that may hold more, and why, such as a table of like things.
+LARGE_FOLDERS = {}
 TEXT = CODE | {"", ".md", ".txt", ".json", ".in", ".map", ".toml", ".yml", ".yaml", ".cfg"}
 # A home directory, or a checkout's place on somebody's machine.
 MACHINE_PATH = re.compile(r"(?<![\w.$}/-])/(home|root|Users|work)/[\w.-]+")

@@ -11,9 +11,9 @@
 #include "common/status_macros.h"
 #include "tools/bench/rig/device.h"
 #include "tools/bench/rig/timing.h"
+#include "tools/bench/step/budget.h"
 #include "tools/bench/step/kernels/attention.h"
 #include "tools/bench/step/kernels/small_kernels.h"
-#include "tools/bench/step/model/budget.h"
 
 namespace oasiskv::bench::step {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "tools/bench/step/measure.h"
 #include "tools/bench/step/foreground.h"
+#include "tools/bench/step/measure.h"
 #include "tools/bench/step/model/model.h"
 #include "tools/bench/step/results.h"
 

@@ -17,9 +17,9 @@
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
+#include "tools/bench/step/budget.h"
 #include "tools/bench/step/dense.h"
 #include "tools/bench/step/layer_rig.h"
-#include "tools/bench/step/model/budget.h"
 #include "tools/bench/step/sparse.h"
 
 namespace oasiskv::bench::step {

@@ -11,10 +11,10 @@
 #include "oasiskv/gpu_working_set.h"
 #include "tools/bench/rig/hbm_reader.h"
 #include "tools/bench/rig/timing.h"
+#include "tools/bench/step/budget.h"
 #include "tools/bench/step/kernels/attention.h"
 #include "tools/bench/step/kernels/small_kernels.h"
 #include "tools/bench/step/layer_rig.h"
-#include "tools/bench/step/model/budget.h"
 #include "tools/bench/step/walk.h"
 
 namespace oasiskv::bench::step {

@@ -8,9 +8,9 @@
 
 #include "absl/status/statusor.h"
 #include "tools/bench/step/ceilings.h"
+#include "tools/bench/step/foreground.h"
 #include "tools/bench/step/host_pool.h"
 #include "tools/bench/step/measure.h"
-#include "tools/bench/step/foreground.h"
 #include "tools/bench/step/model/model.h"
 #include "tools/bench/step/results.h"
 

@@ -1,4 +1,4 @@
-#include "tools/bench/step/model/budget.h"
+#include "tools/bench/step/budget.h"
 
 #include <algorithm>
 
