@@ -63,7 +63,7 @@ std::vector<FrameAddress> CoreImpl::Addresses(std::span<const Frame> frames) con
   return out;
 }
 
-GrantInfoForHolder CoreImpl::Describe(const Grant& grant, Duration lease) const {
+wire::Grant CoreImpl::Describe(const Grant& grant, Duration lease) const {
   return {grant.id, grant.epoch, grant.slot, lease, Addresses(grant.held())};
 }
 

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/fabric/endpoint.h"
+#include "common/wire/convert.h"
 #include "oasiskv/geometry.h"
 #include "oasiskv/ids.h"
 #include "server/pool/huge_pages.h"
@@ -46,14 +47,6 @@ struct CoreOptions {
   Duration unattended_ttl = std::chrono::minutes(10);
 };
 
-struct GrantInfoForHolder {
-  GrantId id;
-  Epoch epoch;
-  WordSlot word_slot;
-  Duration lease{0};
-  std::vector<FrameAddress> frames;
-};
-
 struct OpenSpec {
   std::string name;
   Identity identity;
@@ -66,7 +59,7 @@ struct OpenSpec {
 };
 struct OpenResult {
   SequenceId sequence;
-  GrantInfoForHolder grant;
+  wire::Grant grant;
 };
 
 struct ExtendResult {
@@ -85,7 +78,7 @@ struct AttachSpec {
 };
 struct AttachResult {
   SequenceId sequence;
-  GrantInfoForHolder grant;
+  wire::Grant grant;
   SequenceState state = SequenceState::kOpen;
   uint64_t token_count = 0;
   std::vector<LayerBlocks> committed;  // empty for a sealed sequence

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/address.h"
@@ -34,8 +35,9 @@ class ControlServer {
 
   // With the port really bound.
   const Address& address() const;
-  // From now on calls reach `core`, which must outlive this object; health says SERVING.
-  void Serve(KvCore& core, DataAddresses addresses);
+  // From now on calls reach `core` and the endpoints, which must outlive this object; health says
+  // SERVING.
+  void Serve(KvCore& core, std::vector<fabric::Endpoint*> endpoints);
   // After Serve: readiness, new opens and attaches, waits.
   void SetDraining(bool draining);
   // A few times a second, for watchers.

@@ -19,6 +19,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/fabric/registry.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
@@ -87,16 +88,11 @@ absl::StatusOr<TestbedOptions> TestbedFromFlags() {
   if (options.daemon.empty()) {
     options.daemon = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "oasiskvd";
   }
-  const std::string fabric = absl::GetFlag(FLAGS_fabric);
-  if (fabric == "shm")
-    options.fabric = FabricChoice::kShm;
-  else if (fabric == "ucx")
-    options.fabric = FabricChoice::kUcx;
-  else if (fabric == "verbs")
-    options.fabric = FabricChoice::kVerbs;
-  else if (fabric != "auto") {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrCat("--fabric=", fabric, " is none of auto, shm, ucx, verbs"));
+  options.fabric = absl::GetFlag(FLAGS_fabric);
+  if (options.fabric != "auto" && fabric::FindFabric(options.fabric) == nullptr) {
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        absl::StrCat("--fabric=", options.fabric, ": there are auto, ", fabric::FabricNames()));
   }
   options.verbs_device = absl::GetFlag(FLAGS_verbs_device);
   options.daemon_verbs_device = absl::GetFlag(FLAGS_daemon_verbs_device);

@@ -87,7 +87,7 @@ absl::StatusOr<Testbed> Testbed::Create(const TestbedOptions& options) {
     const std::string directory = bed.directory_->path();
     const std::string ready = directory + "/ready.json", log = directory + "/daemon.log";
     // Auto does not ask for a device that may not be there.
-    const bool verbs = options.fabric == FabricChoice::kVerbs;
+    const std::string served = options.fabric == "auto" ? "shm,ucx" : options.fabric;
     std::vector<std::string> environment;
     if (!options.daemon_ucx_net_devices.empty()) {
       environment.push_back("UCX_NET_DEVICES=" + options.daemon_ucx_net_devices);
@@ -95,7 +95,7 @@ absl::StatusOr<Testbed> Testbed::Create(const TestbedOptions& options) {
     OASISKV_ASSIGN_OR_RETURN(
         ChildProcess daemon,
         ChildProcess::Start(
-            {options.daemon, verbs ? "--fabrics=verbs" : "--fabrics=shm,ucx",
+            {options.daemon, "--fabrics=" + served,
              absl::StrCat("--verbs_device=", options.daemon_verbs_device),
              "--control_address=127.0.0.1:0", "--metrics_address=", "--ucx_address=127.0.0.1:0",
              absl::StrCat("--shm_socket=", directory, "/shm.sock"),

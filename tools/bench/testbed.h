@@ -20,7 +20,7 @@ struct TestbedOptions {
   std::string address;  // of a running daemon; empty: start one
   std::string daemon;   // the oasiskvd to start
   uint64_t pool_bytes = uint64_t{1} << 30;
-  FabricChoice fabric = FabricChoice::kAuto;
+  std::string fabric = "auto";
   // verbs: the client's port, and the device of a daemon that is started here.
   std::string verbs_device, daemon_verbs_device;
   uint32_t verbs_port = 0;

@@ -19,14 +19,12 @@
 
 namespace oasiskv {
 
-// kAuto takes shm where the daemon is on this host and serves it, else verbs where both sides have
-// an RDMA device and the daemon serves it, else ucx, and logs which and why. A named fabric that
-// cannot be had is an error, never replaced by another.
-enum class FabricChoice { kAuto, kShm, kUcx, kVerbs };
-
 struct ClientOptions {
   std::string address = "127.0.0.1:7400";  // of the daemon's control port: host:port, [v6]:port
-  FabricChoice fabric = FabricChoice::kAuto;
+  // "shm", "verbs" or "ucx", or "auto": shm where the daemon is on this host and serves it, else
+  // verbs where both sides have an RDMA device and the daemon serves it, else ucx; Client::Describe
+  // says which and why. A named fabric that cannot be had is an error, never replaced by another.
+  std::string fabric = "auto";
   std::chrono::nanoseconds rpc_timeout = std::chrono::seconds(5);  // of each control call
   std::chrono::nanoseconds read_timeout =
       std::chrono::seconds(10);       // of a batch that names no deadline of its own

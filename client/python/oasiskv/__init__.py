@@ -9,7 +9,7 @@ code (oasiskv.Stale, oasiskv.LeaseExpired, ...). Arrays are numpy arrays; where 
 with the buffer interface or a raw address (int) is taken as well.
 """
 
-from oasiskv.client import Buffer, Client, Fabric
+from oasiskv.client import Buffer, Client
 from oasiskv.errors import *  # noqa: F401,F403 - one class per error code
 from oasiskv.errors import OasisError
 from oasiskv.device import DeviceArray

@@ -1,7 +1,6 @@
 """Connection to one daemon."""
 
 import ctypes
-import enum
 
 from oasiskv import native
 from oasiskv.geometry import Geometry, Identity
@@ -9,13 +8,6 @@ from oasiskv.memory import address_of
 from oasiskv.native import Handle, call, text
 from oasiskv.producer import Producer
 from oasiskv.reader import Reader
-
-
-class Fabric(enum.IntEnum):
-    AUTO = 0  # shm on the daemon's own host, else verbs where there is RDMA, else ucx
-    SHM = 1
-    UCX = 2
-    VERBS = 3
 
 
 def milliseconds(seconds: float) -> int:
@@ -50,18 +42,20 @@ class Buffer(Handle):
 class Client(Handle):
     """Thread contract: safe for concurrent use. Times are seconds; 0 means the default.
 
-    The verbs_ arguments name this side's RDMA device, port and GID; the defaults have them chosen.
+    `fabric` is "shm", "verbs" or "ucx", or "auto": shm on the daemon's own host, else verbs where both sides have RDMA,
+    else ucx. A named one that cannot be had raises Unsupported. The verbs_ arguments name this side's RDMA device, port
+    and GID; the defaults have them chosen.
     """
 
     _kind = "client"
 
-    def __init__(self, address: str = "127.0.0.1:7400", fabric: Fabric = Fabric.AUTO, *, rpc_timeout: float = 0,
+    def __init__(self, address: str = "127.0.0.1:7400", fabric: str = "auto", *, rpc_timeout: float = 0,
                  read_timeout: float = 0, lease: float = 0, verify_checksums: bool = False,
                  verbs_device: str = "", verbs_port: int = 0, verbs_gid_index: int = -1,
                  verbs_peer_timeout: float = 0):
         out = ctypes.c_void_p()
         options = native.CClientOptions(
-            address=text(address), fabric=fabric, rpc_timeout_ms=milliseconds(rpc_timeout),
+            address=text(address), fabric=text(fabric), rpc_timeout_ms=milliseconds(rpc_timeout),
             read_timeout_ms=milliseconds(read_timeout), lease_ms=milliseconds(lease),
             verify_checksums=int(verify_checksums), verbs_device=text(verbs_device) or None, verbs_port=verbs_port,
             verbs_gid_given=int(verbs_gid_index >= 0), verbs_gid_index=max(0, verbs_gid_index),

@@ -55,7 +55,13 @@ absl::Status Server::CheckHello(const ClientHello& hello) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ServerHello> Server::Accept(const ClientHello& hello) {
+absl::StatusOr<std::string> Server::Accept(absl::string_view bytes) {
+  OASISKV_ASSIGN_OR_RETURN(const ClientHello hello, ParseClientHello(bytes));
+  OASISKV_ASSIGN_OR_RETURN(const ServerHello answer, Greet(hello));
+  return Serialize(answer);
+}
+
+absl::StatusOr<ServerHello> Server::Greet(const ClientHello& hello) {
   absl::Status status = CheckHello(hello);
   if (status.ok()) {
     MutexLock lock(mutex_);

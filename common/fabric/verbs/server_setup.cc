@@ -123,10 +123,10 @@ absl::Status CheckVerbsPort(const VerbsPortOptions& options) {
   return port.Choose(nullptr).status();
 }
 
-absl::StatusOr<std::unique_ptr<VerbsEndpoint>> ServeVerbs(const VerbsEndpointOptions& options,
-                                                          ExportedMemory memory,
-                                                          GrantAuthority& authority) {
-  OASISKV_ASSIGN_OR_RETURN(std::unique_ptr<VerbsEndpoint> server,
+absl::StatusOr<std::unique_ptr<Endpoint>> ServeVerbs(const VerbsEndpointOptions& options,
+                                                     ExportedMemory memory,
+                                                     GrantAuthority& authority) {
+  OASISKV_ASSIGN_OR_RETURN(std::unique_ptr<Endpoint> server,
                            verbs::Server::Start(options, std::move(memory), authority));
   return server;
 }
