@@ -13,7 +13,7 @@ int oasiskv_client_connect(const oasiskv_client_options* options, oasiskv_client
     OASISKV_RETURN_IF_ERROR(ReadStruct(options, "options", in));
     ClientOptions o;
     if (in.address != nullptr) o.address = in.address;
-    OASISKV_ASSIGN_OR_RETURN(o.fabric, ToEnum(in.fabric, FabricChoice::kVerbs, "options.fabric"));
+    if (in.fabric != nullptr) o.fabric = in.fabric;
     if (in.rpc_timeout_ms != 0) o.rpc_timeout = Milliseconds(in.rpc_timeout_ms);
     if (in.read_timeout_ms != 0) o.read_timeout = Milliseconds(in.read_timeout_ms);
     o.lease = Milliseconds(in.lease_ms);

@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "common/wire/convert.h"
 #include "oasiskv/v1/kv_memory.grpc.pb.h"
 #include "oasiskv/v1/kv_memory.pb.h"
 
@@ -32,44 +33,14 @@ Duration FromMillis(uint64_t ms) {
   return std::chrono::milliseconds(static_cast<int64_t>(std::min(ms, kMost / 1000)));
 }
 
-void Fill(const Identity& from, v1::Identity* to) {
-  to->set_model(from.model);
-  to->set_revision(from.revision);
-  to->set_tenant(from.tenant);
-}
-
-void Fill(const Geometry& from, v1::Geometry* to) {
-  to->set_layers(from.layers);
-  to->set_kv_heads(from.kv_heads);
-  to->set_head_dim(from.head_dim);
-  to->set_block_tokens(from.block_tokens);
-  to->set_element_type(static_cast<v1::ElementType>(from.element_type));
-  to->set_packing(static_cast<v1::Packing>(from.packing));
-  to->set_first_head(from.first_head);
-  to->set_total_kv_heads(from.total_kv_heads);
-}
-
 void Fill(GrantKey from, v1::GrantRef* to) {
   to->set_grant_id(from.id.value());
   to->set_epoch(from.epoch.value());
 }
 
-template <typename Frames>
-std::vector<FrameAddress> ToFrames(const Frames& packed) {
-  std::vector<FrameAddress> frames;
-  frames.reserve(packed.size());
-  for (uint64_t frame : packed) frames.push_back(FrameAddress::Unpack(frame));
-  return frames;
-}
-
-GivenGrant ToGrant(const v1::Grant& grant, MonotonicTime sent) {
-  GivenGrant out;
-  out.key = {GrantId(grant.id()), Epoch(grant.epoch())};
-  out.word_slot = WordSlot(grant.word_slot());
-  out.lease = FromMillis(grant.lease_ms());
-  out.sent = sent;
-  out.frames = ToFrames(grant.frames());
-  return out;
+GivenGrant ToGrant(const v1::Grant& message, MonotonicTime sent) {
+  wire::Grant grant = wire::FromMessage(message);
+  return {{grant.id, grant.epoch}, grant.word_slot, grant.lease, sent, std::move(grant.frames)};
 }
 
 }  // namespace
@@ -149,9 +120,9 @@ absl::StatusOr<DaemonInfo> ControlChannel::Describe(Duration timeout) {
   DaemonInfo info;
   info.version = response.daemon_version();
   info.incarnation = response.incarnation();
-  info.shm_socket = response.shm_socket();
-  info.ucx_address = response.ucx_address();
-  info.verbs_endpoint = response.verbs_endpoint();
+  for (const v1::Endpoint& endpoint : response.endpoints()) {
+    info.endpoints.push_back({endpoint.fabric(), endpoint.address(), endpoint.description()});
+  }
   info.max_blob_bytes = response.max_blob_bytes();
   info.draining = response.draining();
   return info;
@@ -160,11 +131,11 @@ absl::StatusOr<DaemonInfo> ControlChannel::Describe(Duration timeout) {
 absl::StatusOr<GivenGrant> ControlChannel::Open(const OpenCall& call, Duration timeout) {
   v1::OpenRequest request;
   request.set_name(call.name);
-  Fill(call.identity, request.mutable_identity());
-  Fill(call.geometry, request.mutable_geometry());
+  wire::ToMessage(call.identity, *request.mutable_identity());
+  wire::ToMessage(call.geometry, *request.mutable_geometry());
   request.set_blocks(call.blocks);
   request.set_lease_ms(ToMillis(call.lease));
-  request.set_shm_connection(call.connection.value());
+  request.set_writer_connection(call.connection.value());
   request.set_checksums(call.checksums);
   v1::OpenResponse response;
   const MonotonicTime sent = Clock::Real().Now();
@@ -182,7 +153,10 @@ absl::StatusOr<std::vector<FrameAddress>> ControlChannel::Extend(GrantKey grant,
   v1::ExtendResponse response;
   OASISKV_RETURN_IF_ERROR(
       rpc_->Call("Extend", &v1::KvMemory::Stub::Extend, request, &response, timeout));
-  return ToFrames(response.frames());
+  std::vector<FrameAddress> frames;
+  frames.reserve(response.frames_size());
+  for (const uint64_t frame : response.frames()) frames.push_back(FrameAddress::Unpack(frame));
+  return frames;
 }
 
 absl::Status ControlChannel::Commit(GrantKey grant, std::span<const LayerBlocks> ranges,
@@ -217,8 +191,8 @@ absl::Status ControlChannel::Seal(GrantKey grant, const SealCall& call, Duration
 absl::StatusOr<Attached> ControlChannel::Attach(const AttachCall& call, Duration timeout) {
   v1::AttachRequest request;
   request.set_name(call.name);
-  Fill(call.identity, request.mutable_identity());
-  Fill(call.geometry, request.mutable_geometry());
+  wire::ToMessage(call.identity, *request.mutable_identity());
+  wire::ToMessage(call.geometry, *request.mutable_geometry());
   request.set_first_head(call.first_head);
   request.set_head_count(call.head_count);
   request.set_lease_ms(ToMillis(call.lease));
@@ -277,7 +251,7 @@ absl::StatusOr<uint32_t> ControlChannel::ReleaseSequences(const std::vector<std:
                                                           Duration timeout) {
   v1::ReleaseRequest request;
   for (const std::string& name : names) request.add_sequences(name);
-  Fill(identity, request.mutable_identity());
+  wire::ToMessage(identity, *request.mutable_identity());
   v1::ReleaseResponse response;
   OASISKV_RETURN_IF_ERROR(
       rpc_->Call("Release", &v1::KvMemory::Stub::Release, request, &response, timeout));
@@ -288,7 +262,7 @@ absl::StatusOr<uint32_t> ControlChannel::Abort(const std::string& name, const Id
                                                const std::string& reason, Duration timeout) {
   v1::AbortRequest request;
   request.set_name(name);
-  Fill(identity, request.mutable_identity());
+  wire::ToMessage(identity, *request.mutable_identity());
   request.set_reason(reason);
   v1::AbortResponse response;
   OASISKV_RETURN_IF_ERROR(
@@ -296,26 +270,32 @@ absl::StatusOr<uint32_t> ControlChannel::Abort(const std::string& name, const Id
   return response.grants_revoked();
 }
 
-absl::StatusOr<std::string> ControlChannel::ConnectFabric(std::string client_hello,
+absl::StatusOr<std::string> ControlChannel::ConnectFabric(const std::string& fabric,
+                                                          const std::string& client_hello,
                                                           Duration timeout) {
   v1::ConnectFabricRequest request;
-  request.set_client_hello(std::move(client_hello));
+  request.set_fabric(fabric);
+  request.set_client_hello(client_hello);
   v1::ConnectFabricResponse response;
   OASISKV_RETURN_IF_ERROR(
       rpc_->Call("ConnectFabric", &v1::KvMemory::Stub::ConnectFabric, request, &response, timeout));
   return std::move(*response.mutable_server_hello());
 }
 
-absl::Status ControlChannel::FenceWriter(ConnectionId connection, GrantId grant, Duration timeout) {
+absl::Status ControlChannel::FenceWriter(const std::string& fabric, ConnectionId connection,
+                                         GrantId grant, Duration timeout) {
   v1::FenceWriterRequest request;
+  request.set_fabric(fabric);
   request.set_connection(connection.value());
   request.set_grant_id(grant.value());
   v1::FenceWriterResponse response;
   return rpc_->Call("FenceWriter", &v1::KvMemory::Stub::FenceWriter, request, &response, timeout);
 }
 
-absl::Status ControlChannel::DisconnectFabric(ConnectionId connection, Duration timeout) {
+absl::Status ControlChannel::DisconnectFabric(const std::string& fabric, ConnectionId connection,
+                                              Duration timeout) {
   v1::DisconnectFabricRequest request;
+  request.set_fabric(fabric);
   request.set_connection(connection.value());
   v1::DisconnectFabricResponse response;
   return rpc_->Call("DisconnectFabric", &v1::KvMemory::Stub::DisconnectFabric, request, &response,

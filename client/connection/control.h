@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "common/fabric/registry.h"
 #include "oasiskv/error.h"
 #include "oasiskv/geometry.h"
 #include "oasiskv/ids.h"
@@ -20,7 +21,7 @@ namespace oasiskv::client {
 struct DaemonInfo {
   std::string version;
   uint64_t incarnation = 0;
-  std::string shm_socket, ucx_address, verbs_endpoint;  // empty: not served
+  std::vector<fabric::EndpointInfo> endpoints;  // of the fabrics that it serves
   uint64_t max_blob_bytes = 0;
   bool draining = false;
 };
@@ -120,11 +121,14 @@ class ControlChannel {
   absl::StatusOr<uint32_t> Abort(const std::string& name, const Identity& identity,
                                  const std::string& reason, Duration timeout);
 
-  // A data connection of the verbs fabric: the serialized hellos (common/fabric/verbs/hello.h) and
-  // its end.
-  absl::StatusOr<std::string> ConnectFabric(std::string client_hello, Duration timeout);
-  absl::Status FenceWriter(ConnectionId connection, GrantId grant, Duration timeout);
-  absl::Status DisconnectFabric(ConnectionId connection, Duration timeout);
+  // A data connection that is made over the control plane: the fabric's hello and the daemon's
+  // answer to it, its fences and its end.
+  absl::StatusOr<std::string> ConnectFabric(const std::string& fabric,
+                                            const std::string& client_hello, Duration timeout);
+  absl::Status FenceWriter(const std::string& fabric, ConnectionId connection, GrantId grant,
+                           Duration timeout);
+  absl::Status DisconnectFabric(const std::string& fabric, ConnectionId connection,
+                                Duration timeout);
 
  private:
   struct Rpc;

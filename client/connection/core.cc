@@ -54,12 +54,19 @@ absl::Status CheckOptions(const ClientOptions& options) {
                      "ClientOptions: rpc_timeout and read_timeout must be positive, lease not "
                      "negative");
   }
-  if (options.verbs_port > 255 || options.verbs_gid_index < -1 || options.verbs_gid_index > 65535 ||
+  if (options.fabric != "auto" && fabric::FindFabric(options.fabric) == nullptr) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     absl::StrCat("ClientOptions.fabric is \"", options.fabric,
+                                  "\"; there are auto, ", fabric::FabricNames()));
+  }
+  if (options.verbs_port > fabric::kMaxVerbsPort || options.verbs_gid_index < -1 ||
+      options.verbs_gid_index > fabric::kMaxVerbsGidIndex ||
       options.verbs_peer_timeout < Duration(0)) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrCat("ClientOptions: verbs_port ", options.verbs_port,
-                                  " (0 to 255), verbs_gid_index ", options.verbs_gid_index,
-                                  " (-1 to 65535) or verbs_peer_timeout (not negative) is out of "
+                     absl::StrCat("ClientOptions: verbs_port ", options.verbs_port, " (0 to ",
+                                  fabric::kMaxVerbsPort, "), verbs_gid_index ",
+                                  options.verbs_gid_index, " (-1 to ", fabric::kMaxVerbsGidIndex,
+                                  ") or verbs_peer_timeout (not negative) is out of "
                                   "its range"));
   }
   return absl::OkStatus();
@@ -222,7 +229,7 @@ std::string Core::Describe() const {
 std::string Core::FabricName() const {
   MutexLock lock(mutex_);
   if (current_ == nullptr) return {};
-  return std::string(fabric::KindName(current_->reader().kind()));
+  return std::string(current_->reader().fabric());
 }
 
 ClientStats Core::Stats() const {

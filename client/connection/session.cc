@@ -54,16 +54,17 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Connect(const ClientOptions& o
   OASISKV_ASSIGN_OR_RETURN(
       ChosenFabric chosen,
       session->connector_->Choose(std::max(deadline - Clock::Real().Now(), Duration(Millis(1)))));
+  session->fabric_ = chosen.fabric;
   session->reader_ = std::move(chosen.reader);
   session->choice_ = std::move(chosen.why);
   return session;
 }
 
 absl::StatusOr<fabric::Connection*> Session::Writer() {
-  if (reader_->kind() == fabric::Kind::kUcx) return reader_.get();
+  if (!fabric_->writer_connection) return reader_.get();
   MutexLock lock(mutex_);
   if (writer_ == nullptr) {
-    OASISKV_ASSIGN_OR_RETURN(writer_, connector_->ConnectWriter(reader_->kind()));
+    OASISKV_ASSIGN_OR_RETURN(writer_, connector_->ConnectWriter(*fabric_));
   }
   return writer_.get();
 }

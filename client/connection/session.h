@@ -49,8 +49,8 @@ class Session {
   ControlChannel& control() { return *control_; }
   const DaemonInfo& daemon() const { return daemon_; }
   fabric::Connection& reader() const { return *reader_; }
-  // The connection that writes go through: over shm and verbs one of its own, whose descriptors or
-  // keys can be written through; else the readers'.
+  // The connection that writes go through: one of its own where writers write to the memory
+  // themselves; else the readers'.
   absl::StatusOr<fabric::Connection*> Writer();
 
   // OK, STALE (the daemon restarted) or PEER_LOST.
@@ -81,6 +81,7 @@ class Session {
   // Constant after Connect.
   DaemonInfo daemon_;
   std::optional<FabricConnector> connector_;
+  const fabric::Fabric* fabric_ = nullptr;
   std::shared_ptr<fabric::Connection> reader_;
   std::string choice_;
 

@@ -75,7 +75,7 @@ Reader::Impl::Impl(std::shared_ptr<client::Core> core, std::shared_ptr<client::S
       first_topk_k(attached.first_topk_k),
       first_topk(std::move(attached.first_topk)),
       blob(std::move(attached.blob)),
-      local(session->reader().kind() == fabric::Kind::kShm),
+      local(session->reader().local()),
       right_(MakeRight(core, session, std::move(grant), attached, geometry)),
       checksums_(ChecksumsToVerify(*core, geometry, attached)) {}
 

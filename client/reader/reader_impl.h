@@ -45,7 +45,7 @@ class Reader::Impl {
   const uint32_t first_topk_k;
   const std::vector<int32_t> first_topk;
   const std::string blob;
-  const bool local;  // read over shm
+  const bool local;  // the connection's Local works
 
  private:
   // OUT_OF_RANGE, FOREIGN, NOT_COMMITTED, in that order; `what` names the item.

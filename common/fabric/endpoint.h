@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/fabric/fabric.h"
 #include "oasiskv/ids.h"
 
@@ -23,7 +24,7 @@ struct PinnedRanges {
 
 // Thread contract: safe for concurrent use.
 //
-// The daemon's word on grants, implemented by server/lease. It must outlive every Endpoint that was
+// The daemon's word on grants, implemented by server/core. It must outlive every Endpoint that was
 // given it.
 class GrantAuthority {
  public:
@@ -76,7 +77,7 @@ struct EndpointStats {
   uint64_t malformed = 0;         // not even parsable
   uint64_t bytes_read = 0;        // served to readers (one-sided reads are not seen)
   uint64_t bytes_written = 0;
-  std::vector<TransportCount> transports;  // of ucx; those that had a connection
+  std::vector<TransportCount> transports;  // where there are several; those that had a connection
 };
 
 // Thread contract: safe for concurrent use.
@@ -86,10 +87,28 @@ struct EndpointStats {
 class Endpoint {
  public:
   virtual ~Endpoint() = default;
-  virtual Kind kind() const = 0;
-  // What DescribeResponse advertises: socket path, or host:port with the port really bound.
+  // The fabric's name in the table.
+  virtual absl::string_view fabric() const = 0;
+  // What DescribeResponse advertises: a socket path, host:port with the port really bound, a device
+  // and its port.
   virtual std::string address() const = 0;
+  // One line for people.
+  virtual std::string Describe() const { return address(); }
   virtual EndpointStats Stats() const = 0;
+
+  // Makes a connection for a client whose hello came over the control plane; gives the answer to
+  // it. May block for seconds, while the network looks for the client. Errors: UNSUPPORTED (clients
+  // of this fabric connect by themselves; or the client cannot be reached from here),
+  // INVALID_ARGUMENT, STALE (another incarnation is meant), CAPACITY, PEER_LOST.
+  virtual absl::StatusOr<std::string> Accept(absl::string_view hello);
+  // The writer on `connection` has promised, over the control plane, to write no more under
+  // `grant`. Ignored unless `connection` is a writer's.
+  virtual void Fence(ConnectionId connection, GrantId grant) {}
+  // Ends a connection: for a client that says goodbye, and for a writer that has not fenced a
+  // revoked grant in time. When it has returned true, nothing of the client's reaches this memory
+  // any more, and ConnectionClosed was called. False: there is no such connection, or it is one
+  // that cannot be taken away (a mapping).
+  virtual bool Close(ConnectionId connection) { return false; }
 };
 
 }  // namespace oasiskv::fabric

@@ -1,24 +1,21 @@
 #include "common/fabric/fabric.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/fabric/endpoint.h"
 #include "oasiskv/error.h"
 
 namespace oasiskv::fabric {
 
-absl::string_view KindName(Kind kind) {
-  switch (kind) {
-    case Kind::kShm:
-      return "shm";
-    case Kind::kUcx:
-      return "ucx";
-    case Kind::kVerbs:
-      break;
-  }
-  return "verbs";
+absl::StatusOr<std::string> Endpoint::Accept(absl::string_view) {
+  return MakeError(ErrorCode::kUnsupported,
+                   absl::StrCat("clients of the fabric ", std::string(fabric()),
+                                " connect by themselves, not over the control plane"));
 }
 
 absl::StatusOr<LocalMemory> Connection::Local(const GrantView& grant) const {
-  return MakeError(ErrorCode::kUnsupported, "not read over shm: the frames are not this host's");
+  return MakeError(ErrorCode::kUnsupported,
+                   absl::StrCat("read over ", std::string(fabric()),
+                                ", not over shm: the frames are not this host's"));
 }
 
 absl::Status CheckGrantWord(uint64_t word, Epoch epoch) {
@@ -35,7 +32,7 @@ absl::Status CheckGrantWord(uint64_t word, Epoch epoch) {
 absl::StatusOr<std::unique_ptr<BufferRegistration>> Connection::RegisterDeviceBuffer(
     const DeviceBuffer& memory) {
   return MakeError(ErrorCode::kUnsupported,
-                   absl::StrCat("the fabric ", std::string(KindName(kind())),
+                   absl::StrCat("the fabric ", std::string(fabric()),
                                 " cannot reach memory of a device; the verbs fabric can, where "
                                 "kernel and driver do ('oasisctl doctor' tells)"));
 }

@@ -17,9 +17,6 @@
 
 namespace oasiskv::fabric {
 
-enum class Kind : uint8_t { kShm, kUcx, kVerbs };
-absl::string_view KindName(Kind kind);  // "shm", "ucx", "verbs"
-
 // What the grant word says. While a grant is valid its word is its epoch (top bit 0). On revocation
 // the daemon stores RevokedWord(reason) *before* it lets go of a frame. A free slot holds 0.
 enum class RevokeReason : uint8_t { kReleased = 1, kExpired = 2, kAborted = 3 };
@@ -132,6 +129,19 @@ struct DeviceBuffer {
 
 // Thread contract: safe for concurrent use.
 //
+// The control plane, for connections of a fabric whose peers have no socket between them: calls
+// that end in the Endpoint of the daemon.
+class ControlPlane {
+ public:
+  virtual ~ControlPlane() = default;
+  // Carries the client's hello there and gives the endpoint's answer; both are bytes of the fabric.
+  virtual absl::StatusOr<std::string> Accept(const std::string& hello) = 0;
+  virtual void Fence(ConnectionId connection, GrantId grant) = 0;
+  virtual void Close(ConnectionId connection) = 0;
+};
+
+// Thread contract: safe for concurrent use.
+//
 // One client's data connection to one daemon. Pieces and their buffers must stay as they are until
 // the transfer ended; the pieces array itself may go when Read or Write has returned. Adjacent
 // pieces are coalesced. A piece outside the grant's frames, of length 0 or beyond frame_bytes ends
@@ -173,10 +183,11 @@ class Connection {
   // Where the grant's bytes may be read in place, as long as the connection lives: rule 2 of the
   // word (look at it after the bytes) is then the caller's to keep. UNSUPPORTED where they are not
   // this host's memory.
+  virtual bool local() const { return false; }
   virtual absl::StatusOr<LocalMemory> Local(const GrantView& grant) const;
-  virtual Kind kind() const = 0;
-  // For OpenRequest.shm_connection (shm and verbs); zero where the daemon checks every write
-  // itself.
+  // The fabric's name in the table.
+  virtual absl::string_view fabric() const = 0;
+  // For OpenRequest.writer_connection; zero where the daemon checks every write itself.
   virtual ConnectionId connection_id() const = 0;
   // One line for people: fabric, endpoint, transport chosen.
   virtual std::string Describe() const = 0;

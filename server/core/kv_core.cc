@@ -7,6 +7,7 @@
 #include "common/pause_point.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
+#include "server/core/limits.h"
 
 namespace oasiskv::server {
 namespace {
@@ -17,13 +18,14 @@ int64_t ToMs(Duration d) { return d / std::chrono::milliseconds(1); }
 
 absl::Status CheckOptions(const CoreOptions& o) {
   auto bad = [](std::string text) { return MakeError(ErrorCode::kInvalidArgument, text); };
-  constexpr uint32_t kMostGrants = uint32_t{1} << 24;
   if (o.max_grants == 0 || o.max_grants > kMostGrants) {
     return bad(
         absl::StrFormat("--max_grants=%d must be between 1 and %d", o.max_grants, kMostGrants));
   }
-  if (o.max_sequences == 0) return bad("--max_sequences=0 must be at least 1");
-  constexpr uint32_t kMostBlocks = uint32_t{1} << 24;
+  if (o.max_sequences == 0 || o.max_sequences > kMostSequences) {
+    return bad(absl::StrFormat("--max_sequences=%d must be between 1 and %d", o.max_sequences,
+                               kMostSequences));
+  }
   if (o.max_blocks_per_sequence == 0 || o.max_blocks_per_sequence > kMostBlocks) {
     return bad(absl::StrFormat("--max_blocks_per_sequence=%d must be between 1 and %d",
                                o.max_blocks_per_sequence, kMostBlocks));
@@ -111,7 +113,7 @@ std::vector<FrameAddress> KvCore::Addresses(std::span<const Frame> frames) const
   return out;
 }
 
-GrantInfoForHolder KvCore::Describe(const Grant& grant, Duration lease) const {
+wire::Grant KvCore::Describe(const Grant& grant, Duration lease) const {
   return {grant.id, grant.epoch, grant.slot, lease, Addresses(grant.held())};
 }
 

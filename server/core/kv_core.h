@@ -127,7 +127,7 @@ class KvCore final : public fabric::GrantAuthority {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The default for 0; INVALID_ARGUMENT for a lease out of bounds.
   absl::StatusOr<Duration> LeaseOf(Duration asked) const;
-  GrantInfoForHolder Describe(const Grant& grant, Duration lease) const
+  wire::Grant Describe(const Grant& grant, Duration lease) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<FrameAddress> Addresses(std::span<const Frame> frames) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

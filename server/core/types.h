@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "common/wire/convert.h"
 #include "oasiskv/geometry.h"
 #include "oasiskv/ids.h"
 #include "server/pool/arena.h"
@@ -38,12 +39,7 @@ struct CoreOptions {
   Duration unattended_ttl = std::chrono::minutes(10);
 };
 
-struct GrantInfoForHolder {
-  GrantId id;
-  Epoch epoch;
-  WordSlot word_slot;
-  Duration lease{0};
-  std::vector<FrameAddress> frames;
+std::vector<FrameAddress> frames;
 };
 
 struct OpenSpec {
@@ -59,7 +55,7 @@ struct OpenSpec {
 };
 struct OpenResult {
   SequenceId sequence;
-  GrantInfoForHolder grant;
+  wire::Grant grant;
 };
 
 struct ExtendResult {
@@ -78,7 +74,7 @@ struct AttachSpec {
 };
 struct AttachResult {
   SequenceId sequence;
-  GrantInfoForHolder grant;
+  wire::Grant grant;
   SequenceState state = SequenceState::kOpen;
   uint64_t token_count = 0;
   std::vector<LayerBlocks> committed;  // empty for a sealed sequence

@@ -135,10 +135,9 @@ absl::StatusOr<OpenResult> KvCore::Open(const OpenSpec& spec) {
 absl::StatusOr<OpenResult> KvCore::OpenLocked(const OpenSpec& spec, Duration lease) {
   if (draining_) return MakeError(ErrorCode::kDraining, "the daemon drains; open on another one");
   if (spec.connection != ConnectionId() && !grants_->IsOpen(spec.connection)) {
-    return MakeError(
-        ErrorCode::kPeerLost,
-        "shm_connection names no connection (shm or verbs) that can write and is still open; "
-        "connect again");
+    return MakeError(ErrorCode::kPeerLost,
+                     "writer_connection names no connection that can write and is still open; "
+                     "connect again");
   }
   OASISKV_RETURN_IF_ERROR(sequences_.CheckInsert(spec.identity.tenant, spec.name));
   OASISKV_RETURN_IF_ERROR(grants_->CheckRoom());

@@ -4,21 +4,25 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/clock.h"
+#include "common/fabric/registry.h"
 #include "server/options/options.h"
 
 namespace oasiskv::server {
 
-// The addresses that were bound; an empty string: not served.
+// The addresses that were bound.
 struct BoundAddresses {
   std::string control_address;
-  std::string metrics_address;
-  std::string shm_socket;
-  std::string ucx_address;
-  std::string verbs_port;  // device:port
+  std::string metrics_address;                  // empty: not served
+  std::vector<fabric::EndpointInfo> endpoints;  // of the data plane, from Serve on
+
+  // The address of one of them; empty: that fabric is not served.
+  std::string endpoint(absl::string_view fabric) const;
 };
 
 // Thread contract: Listen, Serve, the drain calls and the destructor are called by one thread at a

@@ -23,16 +23,17 @@ int Fail(int code, const absl::Status& status) {
   return code;
 }
 
-std::string OrOff(const std::string& address) { return address.empty() ? "off" : address; }
-
 void LogServing(const Daemon& daemon, const Options& options) {
   const BoundAddresses& bound = daemon.bound();
-  LogInfo("daemon", absl::StrCat("oasiskvd ", Version(), " serves: control ", bound.control_address,
-                                 ", metrics ", OrOff(bound.metrics_address), ", shm ",
-                                 OrOff(bound.shm_socket), ", ucx ", OrOff(bound.ucx_address),
-                                 ", verbs ", OrOff(bound.verbs_port), ", pool ",
-                                 AbslUnparseFlag(ByteSize{options.core.pool_bytes}),
-                                 ", incarnation ", daemon.incarnation()));
+  std::string line =
+      absl::StrCat("oasiskvd ", Version(), " serves: control ", bound.control_address, ", metrics ",
+                   bound.metrics_address.empty() ? "off" : bound.metrics_address);
+  for (const fabric::EndpointInfo& info : bound.endpoints) {
+    absl::StrAppend(&line, ", ", info.fabric, " ", info.address);
+  }
+  LogInfo("daemon",
+          absl::StrCat(line, ", pool ", AbslUnparseFlag(ByteSize{options.core.pool_bytes}),
+                       ", incarnation ", daemon.incarnation()));
 }
 
 int Run(const Options& options) {

@@ -138,7 +138,7 @@ constexpr FabricMetric kFabricCounters[] = {
 void AddFabrics(const std::vector<const fabric::Endpoint*>& endpoints, Families& out) {
   std::vector<std::pair<std::string, fabric::EndpointStats>> all;
   for (const fabric::Endpoint* endpoint : endpoints) {
-    all.emplace_back(std::string(fabric::KindName(endpoint->kind())), endpoint->Stats());
+    all.emplace_back(std::string(endpoint->fabric()), endpoint->Stats());
   }
   out.Gauge("oasiskv_fabric_connections", "Data connections now.");
   for (const auto& [name, stats] : all) out.Add(stats.connections, {{"fabric", name}});

@@ -16,13 +16,13 @@ namespace oasiskv::server {
 absl::StatusOr<ReadyFile> ReadyFile::Write(const std::string& path, const Daemon& daemon) {
   if (path.empty()) return ReadyFile();
   const BoundAddresses& bound = daemon.bound();
+  nlohmann::json fabrics = nlohmann::json::object();
+  for (const fabric::EndpointInfo& info : bound.endpoints) fabrics[info.fabric] = info.address;
   const nlohmann::json content = {
       {"pid", ::getpid()},
       {"control_address", bound.control_address},
       {"metrics_address", bound.metrics_address},
-      {"shm_socket", bound.shm_socket},
-      {"ucx_address", bound.ucx_address},
-      {"verbs_port", bound.verbs_port},
+      {"fabrics", fabrics},
       {"incarnation", daemon.incarnation()},
   };
   const std::string beside = absl::StrCat(path, ".", ::getpid());

@@ -11,8 +11,8 @@ namespace oasiskv::server {
 
 // Thread contract: not safe for concurrent use; move-only.
 //
-// A JSON object with pid, control_address, metrics_address, shm_socket, ucx_address, verbs_port
-// (empty: not served) and incarnation. It appears complete (written to another file and renamed) and
+// A JSON object with pid, control_address, metrics_address (empty: not served), fabrics (an object:
+// name to address) and incarnation. It appears complete (written to another file and renamed) and
 // is removed with this object.
 class ReadyFile {
  public:

@@ -10,23 +10,26 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "common/byte_size.h"
 #include "common/status_macros.h"
 #include "common/version.h"
 #include "oasiskv/error.h"
+#include "server/core/limits.h"
 #include "server/options/flag_parser.h"
 
 using oasiskv::ByteSize;
+using oasiskv::server::Options;  // whose defaults the flags have
 
 ABSL_FLAG(
-    std::string, control_address, "127.0.0.1:7400",
+    std::string, control_address, Options().control_address.ToString(),
     "Address on which the gRPC services listen, host:port or [v6]:port. Port 0: any free port; the "
     "ready file has its number.");
-ABSL_FLAG(std::string, metrics_address, "127.0.0.1:7401",
+ABSL_FLAG(std::string, metrics_address, Options().metrics_address->ToString(),
           "Address on which /metrics is served for Prometheus. Empty: /metrics is off.");
-ABSL_FLAG(std::string, fabrics, "shm,ucx",
+ABSL_FLAG(std::string, fabrics, absl::StrJoin(Options().fabrics, ","),
           "Fabrics to serve, separated by commas: shm (same host), ucx (network), verbs (RDMA).");
 ABSL_FLAG(
     std::string, shm_socket, "",
@@ -36,55 +39,59 @@ ABSL_FLAG(
     std::string, shm_allowed_uids, "",
     "Numbers of the users that may use the shm fabric, separated by commas; root and the daemon's "
     "own user always may.");
-ABSL_FLAG(int64_t, shm_allowed_gid, -1,
+ABSL_FLAG(int64_t, shm_allowed_gid, Options().fabric.shm.allowed_gid,
           "Number of a group whose members may use the shm fabric. -1: none.");
-ABSL_FLAG(std::string, ucx_address, "127.0.0.1:7402",
+ABSL_FLAG(std::string, ucx_address, Options().fabric.ucx.address.ToString(),
           "Where the ucx fabric listens. Port 0: any free port; Describe tells which.");
 ABSL_FLAG(std::string, verbs_device, "",
           "RDMA device of the verbs fabric. Empty: the first with an active port.");
 ABSL_FLAG(
-    uint32_t, verbs_port, 0,
+    uint32_t, verbs_port, Options().fabric.verbs.port.port,
     "Port of that device, from 1. 0: the first active port. Without --verbs_device, the first "
     "device that has this port is taken.");
-ABSL_FLAG(int64_t, verbs_gid_index, -1,
+ABSL_FLAG(int64_t, verbs_gid_index, Options().fabric.verbs.port.gid_index,
           "Entry of that port's GID table to use. -1: chosen automatically, RoCE v2 and routable "
           "addresses first.");
-ABSL_FLAG(absl::Duration, fence_timeout, absl::Seconds(5),
+ABSL_FLAG(absl::Duration, fence_timeout, absl::FromChrono(Options().fence_timeout),
           "Time in which an RDMA writer whose grant was revoked must confirm that it has stopped "
           "writing. After it the daemon ends the writer's connection, so that the memory can be "
           "used again.");
-ABSL_FLAG(ByteSize, pool_bytes, ByteSize{uint64_t{1} << 30},
+ABSL_FLAG(ByteSize, pool_bytes, ByteSize{Options().core.pool_bytes},
           "Memory for frames, in bytes or with KiB, MiB, GiB or TiB. A multiple of --slab_bytes.");
 ABSL_FLAG(
-    ByteSize, arena_bytes, ByteSize{0},
+    ByteSize, arena_bytes, ByteSize{Options().core.arena_bytes},
     "Size of one mapping of the pool; must divide --pool_bytes. 0: one mapping for all of it.");
 ABSL_FLAG(
-    ByteSize, slab_bytes, ByteSize{uint64_t{64} << 20},
+    ByteSize, slab_bytes, ByteSize{Options().core.slab_bytes},
     "Memory that frames of one size take from the pool at a time. A multiple of the page size.");
 ABSL_FLAG(
     std::string, huge_pages, "off",
     "off: use no huge pages. prefer: use them if enough are free, else warn. require: use them, "
     "and do not start without.");
-ABSL_FLAG(int, numa_node, -1, "NUMA node for the pool's memory. -1: the kernel chooses.");
-ABSL_FLAG(int, touch_threads, 0, "Threads that touch the pool at start. 0: one per CPU.");
-ABSL_FLAG(uint32_t, max_grants, 65536, "Most grants at one time.");
-ABSL_FLAG(uint32_t, max_sequences, 65536, "Most live sequences at one time.");
-ABSL_FLAG(uint32_t, max_blocks_per_sequence, 262144, "Most blocks of one sequence.");
-ABSL_FLAG(ByteSize, max_blob_bytes, ByteSize{uint64_t{1} << 20},
+ABSL_FLAG(int, numa_node, Options().core.numa_node,
+          "NUMA node for the pool's memory. -1: the kernel chooses.");
+ABSL_FLAG(int, touch_threads, Options().core.touch_threads,
+          "Threads that touch the pool at start. 0: one per CPU.");
+ABSL_FLAG(uint32_t, max_grants, Options().core.max_grants, "Most grants at one time.");
+ABSL_FLAG(uint32_t, max_sequences, Options().core.max_sequences,
+          "Most live sequences at one time.");
+ABSL_FLAG(uint32_t, max_blocks_per_sequence, Options().core.max_blocks_per_sequence,
+          "Most blocks of one sequence.");
+ABSL_FLAG(ByteSize, max_blob_bytes, ByteSize{Options().core.max_blob_bytes},
           "Largest opaque blob that a seal may carry; at most 2MiB.");
-ABSL_FLAG(ByteSize, max_blobs_bytes, ByteSize{uint64_t{256} << 20},
+ABSL_FLAG(ByteSize, max_blobs_bytes, ByteSize{Options().core.max_blobs_bytes},
           "Memory for the blobs, first top-K lists and checksums of all sequences together.");
-ABSL_FLAG(uint32_t, max_attach_waiters, 4096,
+ABSL_FLAG(uint32_t, max_attach_waiters, Options().max_attach_waiters,
           "Most Attach calls that wait for a seal at one time; more get CAPACITY.");
-ABSL_FLAG(absl::Duration, default_lease, absl::Seconds(10),
+ABSL_FLAG(absl::Duration, default_lease, absl::FromChrono(Options().core.default_lease),
           "Lease of a grant when the client does not ask for a length.");
-ABSL_FLAG(absl::Duration, max_lease, absl::Minutes(10),
+ABSL_FLAG(absl::Duration, max_lease, absl::FromChrono(Options().core.max_lease),
           "The longest lease that a client may ask for.");
 ABSL_FLAG(
-    absl::Duration, unattended_ttl, absl::Minutes(10),
+    absl::Duration, unattended_ttl, absl::FromChrono(Options().core.unattended_ttl),
     "A sealed sequence is released after it had no grant for this time, because its reader may "
     "have died before it attached. 0: never.");
-ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(5),
+ABSL_FLAG(absl::Duration, drain_timeout, absl::FromChrono(Options().drain_timeout),
           "How long a stopping daemon waits for grants to be given back.");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning, error or off.");
 ABSL_FLAG(
@@ -100,7 +107,6 @@ namespace oasiskv::server {
 namespace {
 
 constexpr char kFolder[] = "server/options/";
-constexpr uint64_t kMaxBlobBytes = uint64_t{2} << 20;  // an Attach answer must stay below 4 MiB
 
 absl::Status Bad(absl::string_view flag, absl::string_view value, absl::string_view why) {
   return MakeError(ErrorCode::kInvalidArgument, absl::StrCat("--", flag, "=", value, ": ", why));
@@ -123,31 +129,26 @@ absl::StatusOr<Duration> ReadDuration(absl::string_view flag, absl::Duration val
 }
 
 absl::Status ReadFabrics(const std::string& text, Options& options) {
-  options.serve_shm = options.serve_ucx = options.serve_verbs = false;
+  options.fabrics.clear();
   for (const absl::string_view name : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
-    if (name == "shm") {
-      options.serve_shm = true;
-    } else if (name == "ucx") {
-      options.serve_ucx = true;
-    } else if (name == "verbs") {
-      options.serve_verbs = true;
-    } else {
+    if (fabric::FindFabric(name) == nullptr) {
       return Bad("fabrics", text,
-                 absl::StrCat("'", name, "' is not a fabric; there are shm, ucx and verbs"));
+                 absl::StrCat("'", name, "' is not a fabric; there are ", fabric::FabricNames()));
     }
+    options.fabrics.emplace_back(name);
   }
-  if (!options.serve_shm && !options.serve_ucx && !options.serve_verbs) {
-    return Bad("fabrics", text, "name at least one of shm, ucx and verbs");
+  if (options.fabrics.empty()) {
+    return Bad("fabrics", text, absl::StrCat("name at least one of ", fabric::FabricNames()));
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadShm(Options& options) {
-  options.shm_socket = absl::GetFlag(FLAGS_shm_socket);
-  if (options.shm_socket.size() >= sizeof(sockaddr_un::sun_path)) {
-    return Bad("shm_socket", options.shm_socket,
+absl::Status ReadShm(fabric::ShmOptions& shm) {
+  shm.socket_path = absl::GetFlag(FLAGS_shm_socket);
+  if (shm.socket_path.size() >= sizeof(sockaddr_un::sun_path)) {
+    return Bad("shm_socket", shm.socket_path,
                absl::StrCat("a Unix socket's path has at most ", sizeof(sockaddr_un::sun_path) - 1,
-                            " bytes, this has ", options.shm_socket.size()));
+                            " bytes, this has ", shm.socket_path.size()));
   }
   const std::string uids = absl::GetFlag(FLAGS_shm_allowed_uids);
   for (const absl::string_view text : absl::StrSplit(uids, ',', absl::SkipWhitespace())) {
@@ -155,32 +156,29 @@ absl::Status ReadShm(Options& options) {
     if (!absl::SimpleAtoi(text, &uid)) {
       return Bad("shm_allowed_uids", uids, absl::StrCat("'", text, "' is not a user number"));
     }
-    options.shm_allowed_uids.push_back(uid);
+    shm.allowed_uids.push_back(uid);
   }
-  options.shm_allowed_gid = absl::GetFlag(FLAGS_shm_allowed_gid);
-  if (options.shm_allowed_gid < -1 ||
-      options.shm_allowed_gid > std::numeric_limits<uint32_t>::max()) {
-    return Bad("shm_allowed_gid", absl::StrCat(options.shm_allowed_gid),
-               "must be -1 or 0 to 4294967295");
+  shm.allowed_gid = absl::GetFlag(FLAGS_shm_allowed_gid);
+  if (shm.allowed_gid < -1 || shm.allowed_gid > std::numeric_limits<uint32_t>::max()) {
+    return Bad("shm_allowed_gid", absl::StrCat(shm.allowed_gid), "must be -1 or 0 to 4294967295");
   }
   return absl::OkStatus();
 }
 
-absl::Status ReadVerbs(Options& options) {
-  options.verbs_device = absl::GetFlag(FLAGS_verbs_device);
-  options.verbs_port = absl::GetFlag(FLAGS_verbs_port);
-  if (options.verbs_port > 255) {
-    return Bad("verbs_port", absl::StrCat(options.verbs_port),
-               "must be 1 to 255, or 0 for the first active port");
+absl::Status ReadVerbs(fabric::VerbsPortOptions& verbs) {
+  verbs.device = absl::GetFlag(FLAGS_verbs_device);
+  verbs.port = absl::GetFlag(FLAGS_verbs_port);
+  if (verbs.port > fabric::kMaxVerbsPort) {
+    return Bad(
+        "verbs_port", absl::StrCat(verbs.port),
+        absl::StrCat("must be 1 to ", fabric::kMaxVerbsPort, ", or 0 for the first active port"));
   }
-  options.verbs_gid_index = absl::GetFlag(FLAGS_verbs_gid_index);
-  if (options.verbs_gid_index < -1 || options.verbs_gid_index > 65535) {
-    return Bad("verbs_gid_index", absl::StrCat(options.verbs_gid_index),
-               "must be 0 to 65535, or -1 for automatic choice");
+  verbs.gid_index = absl::GetFlag(FLAGS_verbs_gid_index);
+  if (verbs.gid_index < -1 || verbs.gid_index > fabric::kMaxVerbsGidIndex) {
+    return Bad(
+        "verbs_gid_index", absl::StrCat(verbs.gid_index),
+        absl::StrCat("must be 0 to ", fabric::kMaxVerbsGidIndex, ", or -1 for automatic choice"));
   }
-  OASISKV_ASSIGN_OR_RETURN(
-      options.fence_timeout,
-      ReadDuration("fence_timeout", absl::GetFlag(FLAGS_fence_timeout), absl::Milliseconds(100)));
   return absl::OkStatus();
 }
 
@@ -237,18 +235,18 @@ absl::StatusOr<uint32_t> ReadLimit(absl::string_view flag, uint32_t value, uint3
 absl::Status ReadLimits(Options& options) {
   CoreOptions& core = options.core;
   OASISKV_ASSIGN_OR_RETURN(core.max_grants,
-                           ReadLimit("max_grants", absl::GetFlag(FLAGS_max_grants), 1u << 24));
+                           ReadLimit("max_grants", absl::GetFlag(FLAGS_max_grants), kMostGrants));
   OASISKV_ASSIGN_OR_RETURN(
-      core.max_sequences, ReadLimit("max_sequences", absl::GetFlag(FLAGS_max_sequences), 1u << 24));
-  // An Attach answer lists every frame in 8 bytes.
-  OASISKV_ASSIGN_OR_RETURN(
-      core.max_blocks_per_sequence,
-      ReadLimit("max_blocks_per_sequence", absl::GetFlag(FLAGS_max_blocks_per_sequence), 262144));
+      core.max_sequences,
+      ReadLimit("max_sequences", absl::GetFlag(FLAGS_max_sequences), kMostSequences));
+  OASISKV_ASSIGN_OR_RETURN(core.max_blocks_per_sequence,
+                           ReadLimit("max_blocks_per_sequence",
+                                     absl::GetFlag(FLAGS_max_blocks_per_sequence), kMostBlocks));
   OASISKV_ASSIGN_OR_RETURN(
       options.max_attach_waiters,
       ReadLimit("max_attach_waiters", absl::GetFlag(FLAGS_max_attach_waiters), 1u << 20));
   core.max_blob_bytes = absl::GetFlag(FLAGS_max_blob_bytes).bytes;
-  if (core.max_blob_bytes > kMaxBlobBytes) {
+  if (core.max_blob_bytes > kMostBlobBytes) {
     return Bad("max_blob_bytes", AbslUnparseFlag(ByteSize{core.max_blob_bytes}),
                "must be at most 2MiB: an attach answer must stay below gRPC's 4 MiB");
   }
@@ -293,10 +291,14 @@ absl::StatusOr<LogLevel> ReadLogLevel(const std::string& text) {
 
 // Found here, and not only when the second listener is bound.
 absl::Status CheckPortsDiffer(const Options& options) {
-  std::vector<std::pair<absl::string_view, Address>> all = {
-      {"control_address", options.control_address}};
+  std::vector<std::pair<std::string, Address>> all = {{"control_address", options.control_address}};
   if (options.metrics_address) all.emplace_back("metrics_address", *options.metrics_address);
-  if (options.serve_ucx) all.emplace_back("ucx_address", options.ucx_address);
+  for (const std::string& name : options.fabrics) {
+    const fabric::Fabric& entry = *fabric::FindFabric(name);
+    if (entry.port != nullptr) {
+      all.emplace_back(absl::StrCat(name, "_address"), entry.port(options.fabric));
+    }
+  }
   for (size_t i = 0; i < all.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
       if (all[i].second == all[j].second && all[i].second.port != 0) {
@@ -320,10 +322,13 @@ absl::StatusOr<Options> ReadOptions() {
                              ReadAddress("metrics_address", metrics, 7401));
   }
   OASISKV_RETURN_IF_ERROR(ReadFabrics(absl::GetFlag(FLAGS_fabrics), options));
-  OASISKV_RETURN_IF_ERROR(ReadShm(options));
-  OASISKV_ASSIGN_OR_RETURN(options.ucx_address,
+  OASISKV_RETURN_IF_ERROR(ReadShm(options.fabric.shm));
+  OASISKV_ASSIGN_OR_RETURN(options.fabric.ucx.address,
                            ReadAddress("ucx_address", absl::GetFlag(FLAGS_ucx_address), 7402));
-  OASISKV_RETURN_IF_ERROR(ReadVerbs(options));
+  OASISKV_RETURN_IF_ERROR(ReadVerbs(options.fabric.verbs.port));
+  OASISKV_ASSIGN_OR_RETURN(
+      options.fence_timeout,
+      ReadDuration("fence_timeout", absl::GetFlag(FLAGS_fence_timeout), absl::Milliseconds(100)));
   OASISKV_RETURN_IF_ERROR(ReadPool(options.core));
   OASISKV_RETURN_IF_ERROR(ReadLimits(options));
   OASISKV_ASSIGN_OR_RETURN(options.log_level, ReadLogLevel(absl::GetFlag(FLAGS_log_level)));
@@ -358,18 +363,6 @@ absl::StatusOr<CommandLine> ParseCommandLine(const std::vector<std::string>& arg
     out.text = CurrentFlags(kFolder);
   }
   return out;
-}
-
-std::string DefaultShmSocket(uint16_t control_port) {
-  const std::string name = absl::StrCat("/oasiskvd-", control_port, ".sock");
-  std::vector<std::string> folders = {"/run/oasiskv"};
-  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/') {
-    folders.push_back(runtime);
-  }
-  for (const std::string& folder : folders) {
-    if (::access(folder.c_str(), W_OK | X_OK) == 0) return folder + name;
-  }
-  return "/tmp" + name;
 }
 
 }  // namespace oasiskv::server

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
+#include "common/wire/convert.h"
 #include "oasiskv/v1/admin.grpc.pb.h"
 #include "server/service/attach_waiters.h"
 #include "server/service/latest_value_stream.h"
@@ -128,7 +129,7 @@ class AdminService::Impl final : public v1::Admin::CallbackService {
                                   v1::EvictResponse* response) override {
     return RunUnary(state_, "Admin/Evict", context, request, [&](KvCore& core) -> absl::Status {
       OASISKV_ASSIGN_OR_RETURN(const uint32_t revoked,
-                               core.Abort(request->name(), ToIdentity(request->identity())));
+                               core.Abort(request->name(), wire::FromMessage(request->identity())));
       response->set_grants_revoked(revoked);
       if (revoked > 0) waiters_.Notify();
       return absl::OkStatus();

@@ -121,8 +121,8 @@ ControlServer::~ControlServer() {
 
 const Address& ControlServer::address() const { return impl_->address; }
 
-void ControlServer::Serve(KvCore& core, DataAddresses addresses) {
-  impl_->state.Ready(core, std::move(addresses));
+void ControlServer::Serve(KvCore& core, std::vector<fabric::Endpoint*> endpoints) {
+  impl_->state.Ready(core, std::move(endpoints));
   impl_->health.SetServing(true);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/address.h"
@@ -35,8 +36,9 @@ class ControlServer {
 
   // With the port that was bound.
   const Address& address() const;
-  // From now on calls reach `core`, which must outlive this object, and health is SERVING.
-  void Serve(KvCore& core, DataAddresses addresses);
+  // From now on calls reach `core` and the endpoints, which must outlive this object, and health is
+  // SERVING.
+  void Serve(KvCore& core, std::vector<fabric::Endpoint*> endpoints);
   // After Serve: changes health, whether opens and attaches are allowed, and ends waits.
   void SetDraining(bool draining);
   // A few times a second, for watchers.

@@ -1,4 +1,4 @@
-// The calls of KvMemory that make and end data connections of the verbs fabric.
+// The calls of KvMemory that make and end data connections over the control plane.
 #pragma once
 
 #include "absl/status/status.h"
@@ -18,10 +18,10 @@ class ServiceState;
 //
 // A caller that knows a connection's id may end it: ids are 64 random bits, which the daemon gives
 // only to the connection's own client. Connecting and disconnecting may block.
-absl::Status ConnectVerbsClient(const ServiceState& state, const v1::ConnectFabricRequest& request,
-                                v1::ConnectFabricResponse& response);
-absl::Status FenceVerbsWriter(const ServiceState& state, const v1::FenceWriterRequest& request);
-absl::Status DisconnectVerbsClient(const ServiceState& state,
-                                   const v1::DisconnectFabricRequest& request);
+absl::Status ConnectFabric(const ServiceState& state, const v1::ConnectFabricRequest& request,
+                           v1::ConnectFabricResponse& response);
+absl::Status FenceWriter(const ServiceState& state, const v1::FenceWriterRequest& request);
+absl::Status DisconnectFabric(const ServiceState& state,
+                              const v1::DisconnectFabricRequest& request);
 
 }  // namespace oasiskv::server

@@ -7,6 +7,7 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/version.h"
+#include "common/wire/convert.h"
 #include "oasiskv/v1/kv_memory.grpc.pb.h"
 #include "server/service/attach_waiters.h"
 #include "server/service/fabric_calls.h"
@@ -141,10 +142,11 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
     return RunUnary(state_, "KvMemory/Describe", context, request, [&](KvCore& core) {
       response->set_daemon_version(Version());
       response->set_incarnation(core.incarnation());
-      response->set_shm_socket(state_.addresses().shm_socket);
-      response->set_ucx_address(state_.addresses().ucx_address);
-      if (const fabric::VerbsEndpoint* verbs = state_.addresses().verbs) {
-        response->set_verbs_endpoint(verbs->Describe());
+      for (const fabric::Endpoint* endpoint : state_.endpoints()) {
+        v1::Endpoint& out = *response->add_endpoints();
+        out.set_fabric(std::string(endpoint->fabric()));
+        out.set_address(endpoint->address());
+        out.set_description(endpoint->Describe());
       }
       response->set_lease_ms(Millis64(core.options().default_lease));
       response->set_max_lease_ms(Millis64(core.options().max_lease));
@@ -237,7 +239,7 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
                                                    request->sequences().end());
           OASISKV_ASSIGN_OR_RETURN(
               const ReleaseResult result,
-              core.Release(grants, sequences, ToIdentity(request->identity())));
+              core.Release(grants, sequences, wire::FromMessage(request->identity())));
           response->set_grants_released(result.grants);
           response->set_sequences_released(result.sequences);
           waiters_.Notify();  // a writer that gives up its grant ends its sequence
@@ -250,7 +252,7 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
                                   v1::AbortResponse* response) override {
     return RunUnary(state_, "KvMemory/Abort", context, request, [&](KvCore& core) -> absl::Status {
       OASISKV_ASSIGN_OR_RETURN(const uint32_t revoked,
-                               core.Abort(request->name(), ToIdentity(request->identity())));
+                               core.Abort(request->name(), wire::FromMessage(request->identity())));
       response->set_grants_revoked(revoked);
       if (revoked > 0) waiters_.Notify();
       if (!request->reason().empty() && aborts_.Pass()) {
@@ -268,21 +270,21 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
                                           const v1::ConnectFabricRequest* request,
                                           v1::ConnectFabricResponse* response) override {
     return RunSlowUnary(state_, slow_, "KvMemory/ConnectFabric", context,
-                        [=, this] { return ConnectVerbsClient(state_, *request, *response); });
+                        [=, this] { return server::ConnectFabric(state_, *request, *response); });
   }
 
   grpc::ServerUnaryReactor* FenceWriter(grpc::CallbackServerContext* context,
                                         const v1::FenceWriterRequest* request,
                                         v1::FenceWriterResponse*) override {
     return RunUnary(state_, "KvMemory/FenceWriter", context, request,
-                    [&](KvCore&) { return FenceVerbsWriter(state_, *request); });
+                    [&](KvCore&) { return server::FenceWriter(state_, *request); });
   }
 
   grpc::ServerUnaryReactor* DisconnectFabric(grpc::CallbackServerContext* context,
                                              const v1::DisconnectFabricRequest* request,
                                              v1::DisconnectFabricResponse*) override {
     return RunSlowUnary(state_, slow_, "KvMemory/DisconnectFabric", context,
-                        [=, this] { return DisconnectVerbsClient(state_, *request); });
+                        [=, this] { return server::DisconnectFabric(state_, *request); });
   }
 
  private:

@@ -2,12 +2,13 @@
 #pragma once
 
 #include <atomic>
-#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
-#include "common/fabric/verbs/verbs.h"
+#include "common/fabric/endpoint.h"
 #include "common/log.h"
 #include "oasiskv/error.h"
 #include "server/core/kv_core.h"
@@ -15,24 +16,17 @@
 
 namespace oasiskv::server {
 
-// Where the fabrics listen; empty or null: that fabric is not served.
-struct DataAddresses {
-  std::string shm_socket;
-  std::string ucx_address;
-  fabric::VerbsEndpoint* verbs = nullptr;  // outlives the gRPC server
-};
-
 // Thread contract: safe for concurrent use.
 //
 // The control port listens before the pool exists; until Ready every call is refused with DRAINING.
-// The core must outlive every call, that is, the gRPC server.
+// Core and endpoints must outlive every call, that is, the gRPC server.
 class ServiceState {
  public:
   explicit ServiceState(RpcMetrics& rpc_metrics) : rpc_metrics_(rpc_metrics) {}
 
   // Once.
-  void Ready(KvCore& core, DataAddresses addresses) {
-    addresses_ = std::move(addresses);
+  void Ready(KvCore& core, std::vector<fabric::Endpoint*> endpoints) {
+    endpoints_ = std::move(endpoints);
     core_.store(&core, std::memory_order_release);
   }
 
@@ -45,14 +39,14 @@ class ServiceState {
   }
 
   // Only after Core() returned one.
-  const DataAddresses& addresses() const { return addresses_; }
+  const std::vector<fabric::Endpoint*>& endpoints() const { return endpoints_; }
   RpcMetrics& rpc_metrics() const { return rpc_metrics_; }
   Duration Uptime() const { return Clock::Real().Now() - started_; }
 
  private:
   RpcMetrics& rpc_metrics_;
   const MonotonicTime started_ = Clock::Real().Now();
-  DataAddresses addresses_;  // written before core_ is
+  std::vector<fabric::Endpoint*> endpoints_;  // written before core_ is
   std::atomic<KvCore*> core_{nullptr};
 };
 

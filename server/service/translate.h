@@ -17,7 +17,6 @@ class ExtendResponse;
 class GetCapacityResponse;
 class GrantInfo;
 class GrantRef;
-class Identity;
 class OpenRequest;
 class OpenResponse;
 class RenewResponse;
@@ -33,7 +32,6 @@ namespace oasiskv::server {
 
 // `milliseconds` of the field named `field`, at most a day.
 absl::StatusOr<Duration> ToDuration(absl::string_view field, uint64_t milliseconds);
-Identity ToIdentity(const v1::Identity& message);
 absl::StatusOr<OpenSpec> ToOpenSpec(const v1::OpenRequest& request);
 absl::StatusOr<AttachSpec> ToAttachSpec(const v1::AttachRequest& request);
 std::vector<LayerBlocks> ToLayerBlocks(const v1::CommitRequest& request);

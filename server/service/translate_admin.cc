@@ -1,3 +1,4 @@
+#include "common/wire/convert.h"
 #include "oasiskv/v1/admin.pb.h"
 #include "server/service/translate.h"
 
@@ -40,19 +41,8 @@ void ToMessage(const CapacityInfo& info, v1::GetCapacityResponse& message) {
 void ToMessage(const SequenceInfo& info, v1::SequenceInfo& message) {
   message.set_id(info.id.value());
   message.set_name(info.name);
-  v1::Identity& identity = *message.mutable_identity();
-  identity.set_model(info.identity.model);
-  identity.set_revision(info.identity.revision);
-  identity.set_tenant(info.identity.tenant);
-  v1::Geometry& geometry = *message.mutable_geometry();
-  geometry.set_layers(info.geometry.layers);
-  geometry.set_kv_heads(info.geometry.kv_heads);
-  geometry.set_head_dim(info.geometry.head_dim);
-  geometry.set_block_tokens(info.geometry.block_tokens);
-  geometry.set_element_type(static_cast<v1::ElementType>(info.geometry.element_type));
-  geometry.set_packing(static_cast<v1::Packing>(info.geometry.packing));
-  geometry.set_first_head(info.geometry.first_head);
-  geometry.set_total_kv_heads(info.geometry.total_kv_heads);
+  wire::ToMessage(info.identity, *message.mutable_identity());
+  wire::ToMessage(info.geometry, *message.mutable_geometry());
   message.set_state(static_cast<v1::SequenceState>(info.state));
   message.set_blocks(info.blocks);
   message.set_bytes(info.bytes);

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "common/wire/convert.h"
 #include "oasiskv/error.h"
 #include "oasiskv/v1/kv_memory.pb.h"
 #include "server/service/translate.h"
@@ -11,48 +12,9 @@ namespace {
 
 constexpr uint64_t kDayMillis = uint64_t{24} * 3600 * 1000;
 
-// A proto enum field can hold any number; the struct's byte would keep only its low part.
-template <typename Enum>
-absl::StatusOr<Enum> ToEnum(absl::string_view field, int value, Enum most) {
-  if (value < 0 || value > static_cast<int>(most)) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrCat(field, " has the unknown value ", value));
-  }
-  return static_cast<Enum>(value);
-}
-
-absl::StatusOr<Geometry> ToGeometry(const v1::Geometry& message) {
-  Geometry out;
-  out.layers = message.layers();
-  out.kv_heads = message.kv_heads();
-  out.head_dim = message.head_dim();
-  out.block_tokens = message.block_tokens();
-  OASISKV_ASSIGN_OR_RETURN(out.element_type, ToEnum("geometry.element_type", message.element_type(),
-                                                    ElementType::kFloat32));
-  OASISKV_ASSIGN_OR_RETURN(out.packing,
-                           ToEnum("geometry.packing", message.packing(), Packing::kLatent));
-  out.first_head = message.first_head();
-  out.total_kv_heads = message.total_kv_heads();
-  return out;
-}
-
-template <typename Repeated>
-void PackFrames(const std::vector<FrameAddress>& frames, Repeated* out) {
-  out->Reserve(static_cast<int>(frames.size()));
-  for (const FrameAddress& frame : frames) out->Add(frame.Pack());
-}
-
 uint64_t ToMillis(Duration duration) {
   return static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
-}
-
-void ToMessage(const GrantInfoForHolder& grant, v1::Grant& message) {
-  message.set_id(grant.id.value());
-  message.set_epoch(grant.epoch.value());
-  message.set_word_slot(grant.word_slot.value());
-  message.set_lease_ms(ToMillis(grant.lease));
-  PackFrames(grant.frames, message.mutable_frames());
 }
 
 }  // namespace
@@ -66,18 +28,14 @@ absl::StatusOr<Duration> ToDuration(absl::string_view field, uint64_t millisecon
   return Millis(static_cast<int64_t>(milliseconds));
 }
 
-Identity ToIdentity(const v1::Identity& message) {
-  return {message.model(), message.revision(), message.tenant()};
-}
-
 absl::StatusOr<OpenSpec> ToOpenSpec(const v1::OpenRequest& request) {
   OpenSpec out;
   out.name = request.name();
-  out.identity = ToIdentity(request.identity());
-  OASISKV_ASSIGN_OR_RETURN(out.geometry, ToGeometry(request.geometry()));
+  out.identity = wire::FromMessage(request.identity());
+  OASISKV_ASSIGN_OR_RETURN(out.geometry, wire::FromMessage(request.geometry()));
   out.blocks = request.blocks();
   OASISKV_ASSIGN_OR_RETURN(out.lease, ToDuration("lease_ms", request.lease_ms()));
-  out.connection = ConnectionId(request.shm_connection());
+  out.connection = ConnectionId(request.writer_connection());
   out.checksums = request.checksums();
   return out;
 }
@@ -85,8 +43,8 @@ absl::StatusOr<OpenSpec> ToOpenSpec(const v1::OpenRequest& request) {
 absl::StatusOr<AttachSpec> ToAttachSpec(const v1::AttachRequest& request) {
   AttachSpec out;
   out.name = request.name();
-  out.identity = ToIdentity(request.identity());
-  OASISKV_ASSIGN_OR_RETURN(out.geometry, ToGeometry(request.geometry()));
+  out.identity = wire::FromMessage(request.identity());
+  OASISKV_ASSIGN_OR_RETURN(out.geometry, wire::FromMessage(request.geometry()));
   out.first_head = request.first_head();
   out.head_count = request.head_count();
   OASISKV_ASSIGN_OR_RETURN(out.lease, ToDuration("lease_ms", request.lease_ms()));
@@ -110,17 +68,17 @@ GrantKey ToGrantKey(const v1::GrantRef& message) {
 
 void ToMessage(const OpenResult& result, v1::OpenResponse& message) {
   message.set_sequence_id(result.sequence.value());
-  ToMessage(result.grant, *message.mutable_grant());
+  wire::ToMessage(result.grant, *message.mutable_grant());
 }
 
 void ToMessage(const ExtendResult& result, v1::ExtendResponse& message) {
   message.set_first_block(result.first_block);
-  PackFrames(result.frames, message.mutable_frames());
+  for (const FrameAddress& frame : result.frames) message.add_frames(frame.Pack());
 }
 
 void ToMessage(AttachResult&& result, v1::AttachResponse& message) {
   message.set_sequence_id(result.sequence.value());
-  ToMessage(result.grant, *message.mutable_grant());
+  wire::ToMessage(result.grant, *message.mutable_grant());
   message.set_state(static_cast<v1::SequenceState>(result.state));
   message.set_token_count(result.token_count);
   for (const LayerBlocks& range : result.committed) {

@@ -26,7 +26,7 @@ FOLDERS = set(LAYERS)
 # Those between commas are neighbours and do not include each other. "." is the first folder itself; include is the folder
 # of public headers, below everything else.
 ORDER = {
-    "common": "include < . < fabric, cuda < fabric/shm, fabric/ucx, fabric/verbs",
+    "common": "include < . < wire, fabric, cuda < fabric/shm, fabric/ucx, fabric/verbs < fabric/verbs/client",
     "server": "pool < sequence < lease < core < options, service < daemon",
     "client": "include < selection < connection < producer, reader < source < working_set"
               " < working_set/cpu, working_set/cuda/kernels < working_set/cuda/host < working_set/cuda < c_api",
@@ -35,7 +35,6 @@ ORDER = {
 # The start of a file's name -> what it may include above itself: the lists of fabrics and of operations name each of them.
 UPWARD = {
     "common/fabric/registry.": "common/fabric/",
-    "common/fabric/connect.": "common/fabric/",
     "tools/bench/main.": "tools/bench/",
 }
 PUBLIC = ("common/include/", "client/include/")

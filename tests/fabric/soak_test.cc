@@ -109,7 +109,7 @@ class Soak : public ::testing::Test {
     SoakWorkerOptions options;
     options.writer = Writes(position);
     options.address = daemon().addresses().control_address;
-    options.fabric = FabricNamed(fabric_);
+    options.fabric = fabric_;
     options.number = spawned_++ % 128;
     options.position = static_cast<uint32_t>(position);
     options.tally_fd = tally_fd_.get();

@@ -299,7 +299,7 @@ std::unique_ptr<Client> ConnectSooner(const SoakWorkerOptions& worker, Tally& ta
   ClientOptions options;
   options.address = worker.address;
   options.fabric = worker.fabric;
-  if (worker.fabric == FabricChoice::kVerbs) options.verbs_device = "rxe0";
+  if (worker.fabric == "verbs") options.verbs_device = "rxe0";
   options.verbs_peer_timeout = milliseconds(1500);
   options.rpc_timeout = kRpcTimeout;
   options.read_timeout = kWriteTimeout;
@@ -316,13 +316,10 @@ std::unique_ptr<Client> ConnectSooner(const SoakWorkerOptions& worker, Tally& ta
 }  // namespace
 
 std::vector<std::string> SoakWorkerOptions::ToArguments() const {
-  const char* name = fabric == FabricChoice::kVerbs ? "verbs"
-                     : fabric == FabricChoice::kUcx ? "ucx"
-                                                    : "shm";
   return {kSoakWorker,
           writer ? "writer" : "reader",
           address,
-          name,
+          fabric,
           absl::StrCat(number),
           absl::StrCat(position),
           absl::StrCat(tally_fd)};
@@ -333,17 +330,11 @@ SoakWorkerOptions SoakWorkerOptions::FromArguments(int argc, char** argv) {
   if (argc != 8) std::exit(2);
   out.writer = std::string(argv[2]) == "writer";
   out.address = argv[3];
-  out.fabric = FabricNamed(argv[4]);
+  out.fabric = argv[4];
   out.number = static_cast<uint32_t>(std::atoi(argv[5]));
   out.position = static_cast<uint32_t>(std::atoi(argv[6]));
   out.tally_fd = std::atoi(argv[7]);
   return out;
-}
-
-FabricChoice FabricNamed(const std::string& name) {
-  return name == "shm"   ? FabricChoice::kShm
-         : name == "ucx" ? FabricChoice::kUcx
-                         : FabricChoice::kVerbs;
 }
 
 int RunSoakWorker(const SoakWorkerOptions& options) {

@@ -11,7 +11,7 @@ namespace oasiskv::testing {
 struct SoakWorkerOptions {
   bool writer = false;
   std::string address;
-  FabricChoice fabric = FabricChoice::kVerbs;
+  std::string fabric = "verbs";
   uint32_t number = 0;    // of this process; never given twice
   uint32_t position = 0;  // of its calls in the tally
   int tally_fd = -1;
@@ -23,8 +23,6 @@ struct SoakWorkerOptions {
 inline constexpr char kSoakWorker[] = "--soak_worker";
 inline constexpr uint32_t kSoakThreads = 2;  // of a worker
 inline constexpr uint32_t kSoakSlots = 8;    // names that all workers share
-
-FabricChoice FabricNamed(const std::string& name);
 
 // The exit code.
 int RunSoakWorker(const SoakWorkerOptions& options);

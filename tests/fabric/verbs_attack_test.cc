@@ -12,14 +12,16 @@ using ::testing::HasSubstr;
 class BentControl : public DirectControl {
  public:
   using Bend = std::function<void(ServerHello&)>;
-  BentControl(VerbsEndpoint& endpoint, Access claimed, Bend bend)
+  BentControl(Endpoint& endpoint, Access claimed, Bend bend)
       : DirectControl(endpoint), claimed_(claimed), bend_(std::move(bend)) {}
-  absl::StatusOr<ServerHello> Accept(const ClientHello& hello) override {
-    ClientHello claimed = hello;
+  absl::StatusOr<std::string> Accept(const std::string& hello) override {
+    ClientHello claimed = *ParseClientHello(hello);
     claimed.access = claimed_;
-    auto answer = DirectControl::Accept(claimed);
-    if (answer.ok()) bend_(*answer);
-    return answer;
+    const auto answer = DirectControl::Accept(Serialize(claimed));
+    if (!answer.ok()) return answer;
+    ServerHello bent = *ParseServerHello(*answer);
+    bend_(bent);
+    return Serialize(bent);
   }
 
  private:

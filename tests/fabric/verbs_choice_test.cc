@@ -14,7 +14,7 @@ namespace {
 TEST_F(VerbsServiceTest, AutoTakesVerbsBeforeUcxAndSaysWhy) {
   StartDaemon({"--fabrics=ucx,verbs"});
   ClientOptions options = OptionsFor(address());
-  options.fabric = FabricChoice::kAuto;
+  options.fabric = "auto";
   auto client = Client::Connect(options);
   ASSERT_OK(client.status());
   EXPECT_EQ((*client)->FabricName(), "verbs");
@@ -50,7 +50,7 @@ TEST_F(VerbsServiceTest, UcxMessagesGoOverRdmaLanesToo) {
   StartDaemon({"--fabrics=ucx"});
   UseUcxDevice("rxe0");
   ClientOptions options = OptionsFor(address());
-  options.fabric = FabricChoice::kUcx;
+  options.fabric = "ucx";
   auto client = Client::Connect(options);
   ::unsetenv("UCX_NET_DEVICES");
   ASSERT_OK(client.status());
@@ -68,7 +68,7 @@ TEST_F(VerbsServiceTest, UcxMessagesGoOverRdmaLanesToo) {
 TEST_F(VerbsServiceTest, AutoStaysOnTheHostWhereItCan) {
   StartDaemon({"--fabrics=shm,ucx,verbs"});
   ClientOptions options = OptionsFor(address());
-  options.fabric = FabricChoice::kAuto;
+  options.fabric = "auto";
   auto client = Client::Connect(options);
   ASSERT_OK(client.status());
   EXPECT_EQ((*client)->FabricName(), "shm");

@@ -116,7 +116,7 @@ class VerbsTest : public ::testing::Test {
     return options;
   }
   std::unique_ptr<Connection> Connect(const VerbsConnectOptions& options,
-                                      std::shared_ptr<VerbsControl> control) {
+                                      std::shared_ptr<ControlPlane> control) {
     auto connection = ConnectVerbs(options, std::move(control));
     EXPECT_TRUE(connection.ok()) << connection.status();
     return connection.ok() ? *std::move(connection) : nullptr;
@@ -132,8 +132,8 @@ class VerbsTest : public ::testing::Test {
 
   TestPool pool_;
   RecordingAuthority authority_;
-  std::unique_ptr<VerbsEndpoint> endpoint_;
-  std::shared_ptr<VerbsControl> control_;
+  std::unique_ptr<Endpoint> endpoint_;
+  std::shared_ptr<ControlPlane> control_;
 };
 
 }  // namespace oasiskv::fabric::verbs

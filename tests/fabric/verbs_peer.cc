@@ -43,11 +43,9 @@ int RunDaemon() {
       (*endpoint)->Close(ConnectionId(id));
       continue;
     }
-    const auto hello = ParseClientHello(bytes);
-    if (!hello.ok()) return Fail(hello.status());
-    const auto answer = (*endpoint)->Accept(*hello);
+    const auto answer = (*endpoint)->Accept(bytes);
     if (!answer.ok()) return Fail(answer.status());
-    SendPacket(kSocket, Operation::kAccept, Serialize(*answer));
+    SendPacket(kSocket, Operation::kAccept, *answer);
   }
 }
 

@@ -12,7 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/fabric/connect.h"
+#include "common/fabric/verbs/hello.h"
+#include "common/fabric/verbs/verbs.h"
 #include "common/mapped_memory.h"
 #include "common/mutex.h"
 #include "oasiskv/error.h"
@@ -96,17 +97,12 @@ class TestPool {
   std::vector<Mapping> maps_;
 };
 
-// Thread contract: as VerbsControl. Calls an endpoint of this process; tests bend what it says.
-class DirectControl : public VerbsControl {
+// Thread contract: as ControlPlane. Calls an endpoint of this process; tests bend what it says.
+class DirectControl : public ControlPlane {
  public:
-  explicit DirectControl(VerbsEndpoint& endpoint) : endpoint_(endpoint) {}
-  absl::StatusOr<ServerHello> Accept(const ClientHello& hello) override {
-    // Through their bytes, as a control plane would carry them.
-    auto parsed = ParseClientHello(Serialize(hello));
-    if (!parsed.ok()) return parsed.status();
-    auto answer = endpoint_.Accept(*parsed);
-    if (!answer.ok()) return answer.status();
-    return ParseServerHello(Serialize(*answer));
+  explicit DirectControl(Endpoint& endpoint) : endpoint_(endpoint) {}
+  absl::StatusOr<std::string> Accept(const std::string& hello) override {
+    return endpoint_.Accept(hello);
   }
   void Fence(ConnectionId connection, GrantId grant) override {
     endpoint_.Fence(connection, grant);
@@ -114,7 +110,7 @@ class DirectControl : public VerbsControl {
   void Close(ConnectionId connection) override { endpoint_.Close(connection); }
 
  private:
-  VerbsEndpoint& endpoint_;
+  Endpoint& endpoint_;
 };
 
 // What goes over a test's control socket: a message is one packet, an operation and bytes.
@@ -139,19 +135,19 @@ inline std::string ReceivePacket(int socket) {
   return packet;
 }
 
-// Thread contract: as VerbsControl. Asks a process at the other end of a socket.
-class SocketControl : public VerbsControl {
+// Thread contract: as ControlPlane. Asks a process at the other end of a socket.
+class SocketControl : public ControlPlane {
  public:
   explicit SocketControl(int socket) : socket_(socket) {}
-  absl::StatusOr<ServerHello> Accept(const ClientHello& hello) override {
+  absl::StatusOr<std::string> Accept(const std::string& hello) override {
     MutexLock lock(mutex_);
-    SendPacket(socket_, Operation::kAccept, Serialize(hello));
+    SendPacket(socket_, Operation::kAccept, hello);
     const std::string answer = ReceivePacket(socket_);
     if (answer.empty()) return MakeError(ErrorCode::kPeerLost, "the test's daemon is gone");
     if (answer[0] == static_cast<char>(Operation::kError)) {
       return MakeError(ErrorCode::kInternal, answer.substr(1));
     }
-    return ParseServerHello(absl::string_view(answer).substr(1));
+    return answer.substr(1);
   }
   void Fence(ConnectionId connection, GrantId grant) override {}
   void Close(ConnectionId connection) override {

@@ -19,7 +19,7 @@ inline constexpr std::chrono::seconds kPatience{120};
 inline ClientOptions OptionsFor(const std::string& address) {
   ClientOptions options;
   options.address = address;
-  options.fabric = FabricChoice::kVerbs;
+  options.fabric = "verbs";
   options.verbs_device = "rxe0";
   options.verbs_peer_timeout = std::chrono::seconds(3);
   options.rpc_timeout = std::chrono::seconds(30);

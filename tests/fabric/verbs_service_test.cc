@@ -51,7 +51,7 @@ TEST_F(VerbsServiceTest, PutCommitAttachFetchRelease) {
   const auto health = RunProcess({OasisctlPath(), "health", "--address=" + address()}, kPatience);
   ASSERT_OK(health.status());
   EXPECT_THAT(health->output, ::testing::HasSubstr("verbs on rxe1 port 1, GID"));
-  EXPECT_THAT(health->output, ::testing::ContainsRegex("ucx +off"));
+  EXPECT_THAT(health->output, ::testing::Not(::testing::HasSubstr("ucx")));
 }
 
 // Fails when fetches into registered memory go by way of a copy, or others do not.
@@ -217,16 +217,19 @@ TEST_F(VerbsServiceTest, GarbageInTheHelloHarmsNobody) {
   for (const size_t bytes : {size_t{0}, size_t{1}, size_t{64}, size_t{4096}, size_t{4097}}) {
     grpc::ClientContext context;
     v1::ConnectFabricRequest request;
+    request.set_fabric("verbs");
     request.set_client_hello(std::string(bytes, '\1'));
     v1::ConnectFabricResponse response;
     EXPECT_FALSE(kv->ConnectFabric(&context, request, &response).ok()) << bytes << " bytes";
   }
   grpc::ClientContext fence, goodbye;
   v1::FenceWriterRequest promise;
+  promise.set_fabric("verbs");
   promise.set_connection(77);
   v1::FenceWriterResponse taken;
   EXPECT_TRUE(kv->FenceWriter(&fence, promise, &taken).ok());
   v1::DisconnectFabricRequest request;
+  request.set_fabric("verbs");
   request.set_connection(77);
   v1::DisconnectFabricResponse gone;
   EXPECT_TRUE(kv->DisconnectFabric(&goodbye, request, &gone).ok());

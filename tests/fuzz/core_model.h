@@ -34,7 +34,7 @@ struct CoreModel {
     bool live() const { return state == SequenceState::kOpen || state == SequenceState::kSealed; }
   };
   struct Grant {
-    GrantInfoForHolder info;
+    wire::Grant info;
     bool writer = false;
     size_t seq = 0;  // index
     uint32_t frames = 0, first_head = 0, head_count = 0;

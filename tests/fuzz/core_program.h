@@ -76,7 +76,7 @@ class Program {
   // Whether the pool has the frames, by the core's own books before the call. Frames of several
   // slabs need adjacent ones, which the books do not show: `unsure` then.
   bool Fits(int geometry, uint32_t blocks, bool& unsure);
-  void AddGrant(const GrantInfoForHolder& info, size_t seq, bool writer, uint32_t first_head,
+  void AddGrant(const wire::Grant& info, size_t seq, bool writer, uint32_t first_head,
                 uint32_t head_count, uint64_t connection, Duration lease);
   Duration Lease() { return Millis(500 + Pick(8000)); }
 

@@ -56,7 +56,7 @@ void Program::Open() {
   AddGrant(got->grant, model_.seqs.size() - 1, true, 0, 2, connection, spec.lease);
 }
 
-void Program::AddGrant(const GrantInfoForHolder& info, size_t seq, bool writer, uint32_t first_head,
+void Program::AddGrant(const wire::Grant& info, size_t seq, bool writer, uint32_t first_head,
                        uint32_t head_count, uint64_t connection, Duration lease) {
   CoreModel::Grant g;
   g.info = info;

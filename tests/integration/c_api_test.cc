@@ -48,7 +48,8 @@ class CApiTest : public ClientTest {
     oasiskv_client_options options{};
     options.struct_size = sizeof(options);
     options.address = address_.c_str();
-    options.fabric = GetParam() == FabricChoice::kShm ? OASISKV_FABRIC_SHM : OASISKV_FABRIC_UCX;
+    const std::string fabric = GetParam();
+    options.fabric = fabric.c_str();
     ASSERT_CODE(oasiskv_client_connect(&options, &client_), OASISKV_OK);
   }
   void TearDown() override {

@@ -51,7 +51,7 @@ TEST_P(ClientLossTest, DaemonStoppedInMidFetch) {
   ASSERT_EVENTUALLY(StandsStill(cluster_->daemon().pid()));
   auto fetch = reader.FetchEntries(reads, Clock::Real().Now() + std::chrono::milliseconds(400));
   const absl::Status status = fetch->Wait();
-  if (GetParam() == FabricChoice::kShm) {
+  if (GetParam() == "shm") {
     // One-sided: readers do not need the daemon's threads.
     EXPECT_OK(status);
     EXPECT_TRUE(AllRight(content, reads));
@@ -82,7 +82,7 @@ TEST_P(ClientLossTest, StoppedLongerThanTheLeaseAndContinued) {
   // A batch ends at the latest with the lease under which it began, and its error says so.
   std::vector<std::byte> cut_into;
   const absl::Status cut = reader.FetchEntries(AllEntries(content, cut_into), Soon())->Wait();
-  if (GetParam() == FabricChoice::kUcx) {
+  if (GetParam() == "ucx") {
     EXPECT_THAT(cut, Fails(ErrorCode::kLeaseExpired));
   }
   // The holder's own clock suspends the grant; the daemon's does not run.
@@ -118,7 +118,7 @@ TEST_P(ClientLossTest, DaemonKilledUnderOpenFetches) {
     cluster_->daemon().Kill();
     for (auto& fetch : fetches) {
       const absl::Status status = fetch->Wait();
-      if (GetParam() == FabricChoice::kUcx) {
+      if (GetParam() == "ucx") {
         EXPECT_THAT(status, Fails(ErrorCode::kPeerLost));
       }
     }
@@ -235,7 +235,7 @@ TEST_P(ClientLossTest, ThreadsFetchWhileTheDaemonRestarts) {
 }
 
 // What the killed client of the next test does.
-int HoldGrants(const std::string& address, FabricChoice fabric) {
+int HoldGrants(const std::string& address, const std::string& fabric) {
   ClientOptions options;
   options.address = address;
   options.fabric = fabric;
@@ -268,7 +268,7 @@ TEST_P(ClientLossTest, KilledClientsGrantsComeBack) {
   const uint64_t expired = core.Counters().grants_expired;
 
   const std::string address = cluster_->daemon().addresses().control_address;
-  const std::string fabric = GetParam() == FabricChoice::kShm ? "shm" : "ucx";
+  const std::string fabric = GetParam();
   SelfProcess holder({"--hold_grants", address, fabric});
   ASSERT_EVENTUALLY(Capacity().grants_reader == 95 && Capacity().grants_writer == 5);
   EXPECT_GT(Capacity().used_bytes, used);
@@ -283,8 +283,7 @@ TEST_P(ClientLossTest, KilledClientsGrantsComeBack) {
 
 int ChildMain(int argc, char** argv) {
   if (argc != 4) return 1;
-  return HoldGrants(argv[2],
-                    std::string(argv[3]) == "shm" ? FabricChoice::kShm : FabricChoice::kUcx);
+  return HoldGrants(argv[2], argv[3]);
 }
 
 }  // namespace oasiskv::testing

@@ -118,7 +118,7 @@ TEST_P(ClientSourceTest, TwoPrefillShardsOneDecodeRank) {
                      HostCachePolicy::kAuto);
   EXPECT_EQ(source->geometry(), g);
   EXPECT_EQ(source->token_count(), 150u);
-  EXPECT_EQ(source->KeepsFetched(), GetParam() == FabricChoice::kUcx);
+  EXPECT_EQ(source->KeepsFetched(), GetParam() == "ucx");
   Fetched all(whole);
   all.AddAll();
   ASSERT_OK(source->Fetch(all.Reads(), Soon())->Wait());
@@ -322,7 +322,7 @@ TEST_P(ClientSourceTest, OnThisHostEntriesCanBeReadInPlace) {
   auto source = Join({PartOf(*client, ReadSpecOf("low", low.geometry())), PartOf(*client, upper)},
                      HostCachePolicy::kNever);
   ASSERT_OK_AND_ASSIGN(std::vector<LocalPart> parts, source->LocalEntries());
-  if (GetParam() != FabricChoice::kShm) {
+  if (GetParam() != "shm") {
     EXPECT_TRUE(parts.empty());
     return;
   }

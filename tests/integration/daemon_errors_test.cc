@@ -293,7 +293,7 @@ TEST_F(DaemonErrorsTest, GarbageLeavesTheDaemonServing) {
     open.mutable_geometry()->set_kv_heads(static_cast<uint32_t>(odd()));
     open.mutable_geometry()->set_block_tokens(static_cast<uint32_t>(odd()));
     open.set_lease_ms(odd());
-    open.set_shm_connection(odd());
+    open.set_writer_connection(odd());
     v1::OpenResponse opened;
     stubs_->Open(open, &opened);
     v1::CommitRequest commit;

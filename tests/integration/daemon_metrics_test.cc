@@ -222,8 +222,8 @@ TEST_F(DaemonMetricsTest, OasisctlPrintsTablesAndParsableJson) {
   const Json health = CtlJson({"health"});
   EXPECT_EQ(health["status"], "SERVING");
   EXPECT_EQ(health["incarnation"].get<uint64_t>(), cluster_->daemon().incarnation());
-  EXPECT_EQ(health["fabrics"]["shm"], cluster_->daemon().addresses().shm_socket);
-  EXPECT_EQ(health["fabrics"]["ucx"], cluster_->daemon().addresses().ucx_address);
+  EXPECT_EQ(health["fabrics"]["shm"], cluster_->daemon().addresses().endpoint("shm"));
+  EXPECT_EQ(health["fabrics"]["ucx"], cluster_->daemon().addresses().endpoint("ucx"));
   EXPECT_EQ(health["draining"], false);
 
   EXPECT_THAT(Ctl({"sequences"}).output, HasSubstr("a-sequence"));

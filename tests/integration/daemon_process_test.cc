@@ -60,16 +60,20 @@ TEST(DaemonProcessTest, ServesOnThePortsItAdvertisesAndStopsCleanly) {
   EXPECT_EQ(stubs.Health(), health::HealthCheckResponse::SERVING);
   v1::DescribeResponse description;
   ASSERT_TRUE(stubs.Describe(&description).ok());
-  EXPECT_EQ(description.shm_socket(), bound.shm_socket);
-  EXPECT_EQ(description.ucx_address(), bound.ucx_address);
+  ASSERT_EQ(description.endpoints_size(), 2);
+  EXPECT_EQ(description.endpoints(0).fabric(), "shm");  // in the table's order
+  for (const v1::Endpoint& endpoint : description.endpoints()) {
+    EXPECT_EQ(endpoint.address(), bound.endpoint(endpoint.fabric()));
+    EXPECT_FALSE(endpoint.address().empty());
+  }
   EXPECT_EQ(description.incarnation(), cluster->daemon().incarnation());
-  EXPECT_NE(ParseAddress(bound.ucx_address, 0)->port, 0);
+  EXPECT_NE(ParseAddress(bound.endpoint("ucx"), 0)->port, 0);
   EXPECT_TRUE(HttpGet(bound.metrics_address, "/metrics").ok());
-  EXPECT_TRUE(std::filesystem::exists(bound.shm_socket));
+  EXPECT_TRUE(std::filesystem::exists(bound.endpoint("shm")));
   auto code = cluster->daemon().Stop();
   ASSERT_TRUE(code.ok()) << code.status();
   EXPECT_EQ(*code, 0);
-  EXPECT_FALSE(std::filesystem::exists(bound.shm_socket));
+  EXPECT_FALSE(std::filesystem::exists(bound.endpoint("shm")));
   EXPECT_FALSE(std::filesystem::exists(cluster->folder() + "/0.ready"));
 }
 
@@ -77,7 +81,7 @@ TEST(DaemonProcessTest, ServesOverIpv6) {
   auto cluster = StartCluster({"--control_address=[::1]:0", "--ucx_address=[::1]:0"});
   ASSERT_NE(cluster, nullptr);
   EXPECT_THAT(cluster->daemon().addresses().control_address, HasSubstr("[::1]:"));
-  EXPECT_THAT(cluster->daemon().addresses().ucx_address, HasSubstr("[::1]:"));
+  EXPECT_THAT(cluster->daemon().addresses().endpoint("ucx"), HasSubstr("[::1]:"));
   ControlStubs stubs(cluster->daemon().addresses().control_address);
   const Outcome sealed = stubs.MakeSealed("s", 1);
   EXPECT_TRUE(sealed.ok()) << sealed;
@@ -109,7 +113,7 @@ TEST(DaemonProcessTest, ATakenPortEndsTheStartWithPortAndFlagAndNothingHalfStart
 TEST(DaemonProcessTest, ATakenSocketIsRefusedAndAStaleOneReplaced) {
   auto cluster = StartCluster();
   ASSERT_NE(cluster, nullptr);
-  const std::string socket = cluster->daemon().addresses().shm_socket;
+  const std::string socket = cluster->daemon().addresses().endpoint("shm");
   auto second = RunProcess({OasiskvdPath(), "--control_address=127.0.0.1:0",
                             "--metrics_address=", "--ucx_address=127.0.0.1:0", "--pool_bytes=64MiB",
                             "--shm_socket=" + socket});

@@ -118,7 +118,8 @@ TEST_F(DaemonServiceTest, HealthSaysNotServingWhileThePoolIsTouchedAndWhileDrain
   EXPECT_EQ(seen.status(), health::HealthCheckResponse::SERVING);
   serving.join();
   EXPECT_TRUE(stubs.Describe(&description).ok());
-  EXPECT_EQ(description.ucx_address(), (*daemon)->bound().ucx_address);
+  ASSERT_EQ(description.endpoints_size(), 1);
+  EXPECT_EQ(description.endpoints(0).address(), (*daemon)->bound().endpoint("ucx"));
   EXPECT_EQ(description.incarnation(), (*daemon)->incarnation());
 
   (*daemon)->BeginDrain();

@@ -127,8 +127,10 @@ class ProcessDaemon : public TestDaemon {
     if (json.is_discarded()) return false;
     addresses_.control_address = json["control_address"];
     addresses_.metrics_address = json["metrics_address"];
-    addresses_.shm_socket = json["shm_socket"];
-    addresses_.ucx_address = json["ucx_address"];
+    addresses_.endpoints.clear();
+    for (const auto& [fabric, address] : json["fabrics"].items()) {
+      addresses_.endpoints.push_back({fabric, address, ""});
+    }
     incarnation_ = json["incarnation"];
     return json["pid"] == pid_;
   }
@@ -152,7 +154,7 @@ void PinAddresses(const server::BoundAddresses& addresses, std::vector<std::stri
   };
   pin("control_address", addresses.control_address);
   pin("metrics_address", addresses.metrics_address);
-  pin("ucx_address", addresses.ucx_address);
+  pin("ucx_address", addresses.endpoint("ucx"));
 }
 
 absl::Status NotRunning() {

@@ -360,7 +360,6 @@ absl::Status MeasureUcxCeilings(const UcxRoute& route, const FetchOptions& optio
   OASISKV_RETURN_IF_ERROR(get.status());
   row.ceiling = {get->gbps, 0};
   row.ceiling_name = get->command;
-  if (route.rdma()) return absl::OkStatus();  // no message is on the way
   OASISKV_ASSIGN_OR_RETURN(UcxCeiling am, MeasureUcx(route, "ucp_am_bw", bytes, outstanding, 1.0));
   row.am_ceiling = am.gbps;
   return absl::OkStatus();

@@ -14,6 +14,7 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/fabric/registry.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 #include "tools/bench/operation.h"
@@ -101,15 +102,10 @@ absl::StatusOr<TestbedOptions> TestbedOptions::FromFlags(uint64_t kv_bytes) {
   if (options.daemon.empty()) {
     options.daemon = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "oasiskvd";
   }
-  const std::string fabric = absl::GetFlag(FLAGS_fabric);
-  if (fabric == "shm") {
-    options.fabric = FabricChoice::kShm;
-  } else if (fabric == "ucx") {
-    options.fabric = FabricChoice::kUcx;
-  } else if (fabric == "verbs") {
-    options.fabric = FabricChoice::kVerbs;
-  } else if (fabric != "auto") {
-    return Refuse(absl::StrCat("--fabric=", fabric, " is none of auto, shm, ucx, verbs"));
+  options.fabric = absl::GetFlag(FLAGS_fabric);
+  if (options.fabric != "auto" && fabric::FindFabric(options.fabric) == nullptr) {
+    return Refuse(absl::StrCat("--fabric=", options.fabric, " is not a fabric; there are auto, ",
+                               fabric::FabricNames()));
   }
   options.verbs_device = absl::GetFlag(FLAGS_verbs_device);
   options.daemon_verbs_device = absl::GetFlag(FLAGS_daemon_verbs_device);
@@ -140,7 +136,7 @@ absl::StatusOr<Testbed> Testbed::Create(const TestbedOptions& options) {
     const std::string directory = bed.directory_->path();
     const std::string ready = directory + "/ready.json", log = directory + "/daemon.log";
     // Auto does not ask for a device that may not be there.
-    const bool verbs = options.fabric == FabricChoice::kVerbs;
+    const std::string served = options.fabric == "auto" ? "shm,ucx" : options.fabric;
     std::vector<std::string> environment;
     if (!options.daemon_ucx_net_devices.empty()) {
       environment.push_back("UCX_NET_DEVICES=" + options.daemon_ucx_net_devices);
@@ -148,7 +144,7 @@ absl::StatusOr<Testbed> Testbed::Create(const TestbedOptions& options) {
     OASISKV_ASSIGN_OR_RETURN(
         ChildProcess daemon,
         ChildProcess::Start(
-            {options.daemon, verbs ? "--fabrics=verbs" : "--fabrics=shm,ucx",
+            {options.daemon, "--fabrics=" + served,
              absl::StrCat("--verbs_device=", options.daemon_verbs_device),
              "--control_address=127.0.0.1:0", "--metrics_address=", "--ucx_address=127.0.0.1:0",
              absl::StrCat("--shm_socket=", directory, "/shm.sock"),

@@ -22,7 +22,7 @@ struct TestbedOptions {
   // Of a running daemon; empty: `daemon` is started, which is the path of an oasiskvd.
   std::string address, daemon;
   uint64_t pool_bytes = 0;
-  FabricChoice fabric = FabricChoice::kAuto;
+  std::string fabric = "auto";
   // verbs: the client's port, and the device of a daemon that is started here.
   std::string verbs_device, daemon_verbs_device;
   uint32_t verbs_port = 0;

@@ -180,7 +180,7 @@ def main() -> None:
     events.emit("progress", text="loading the model")
     loaded = load_model()
     model, tokenizer = Llama(loaded), Tokenizer(loaded.tokenizer)
-    fabric = oasiskv.Fabric[options.fabric.upper()]
+    fabric = options.fabric
     with oasiskv.Client(
         handshake.address, fabric, verify_checksums=True, verbs_device=options.verbs_device
     ) as client:

@@ -99,7 +99,7 @@ def main() -> None:
     cache = model.new_cache(context + max(options.generate, options.free_running) + 1)
 
     client = oasiskv.Client(
-        options.address, oasiskv.Fabric[options.fabric.upper()], verbs_device=options.verbs_device
+        options.address, options.fabric, verbs_device=options.verbs_device
     )
     events.emit("progress", text=f"connected: {client.describe()}")
     geometry = geometry_of(loaded.config)

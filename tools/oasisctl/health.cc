@@ -28,6 +28,10 @@ int Run(const Arguments& arguments) {
   if (!status.ok() && !starting) return Report(status);
 
   if (arguments.Has("json")) {
+    Json fabrics = Json::object();
+    for (const v1::Endpoint& endpoint : daemon.endpoints()) {
+      fabrics[endpoint.fabric()] = endpoint.description();
+    }
     const Json json = {{"address", connection->address()},
                        {"status", *serving},
                        {"starting", starting},
@@ -35,10 +39,7 @@ int Run(const Arguments& arguments) {
                        {"daemon_version", daemon.daemon_version()},
                        {"incarnation", daemon.incarnation()},
                        {"uptime_ms", capacity.uptime_ms()},
-                       {"fabrics",
-                        {{"shm", daemon.shm_socket()},
-                         {"ucx", daemon.ucx_address()},
-                         {"verbs", daemon.verbs_endpoint()}}},
+                       {"fabrics", fabrics},
                        {"lease_ms", daemon.lease_ms()},
                        {"max_lease_ms", daemon.max_lease_ms()}};
     std::printf("%s\n", json.dump(2).c_str());
@@ -46,14 +47,13 @@ int Run(const Arguments& arguments) {
     Table table({"status", absl::StrCat(*serving, starting ? " (starting)" : "")});
     table.Row({"address", connection->address()});
     if (!starting) {
-      const auto or_off = [](const std::string& text) { return text.empty() ? "off" : text; };
       table.Row({"version", daemon.daemon_version()});
       table.Row({"incarnation", absl::StrCat(daemon.incarnation())});
       table.Row({"uptime", Time(static_cast<int64_t>(capacity.uptime_ms()))});
       table.Row({"draining", daemon.draining() ? "yes" : "no"});
-      table.Row({"shm", or_off(daemon.shm_socket())});
-      table.Row({"ucx", or_off(daemon.ucx_address())});
-      table.Row({"verbs", or_off(daemon.verbs_endpoint())});
+      for (const v1::Endpoint& endpoint : daemon.endpoints()) {
+        table.Row({endpoint.fabric(), endpoint.description()});
+      }
       table.Row({"leases", absl::StrCat(Time(static_cast<int64_t>(daemon.lease_ms())), ", at most ",
                                         Time(static_cast<int64_t>(daemon.max_lease_ms())))});
     }

@@ -19,16 +19,15 @@
 
 namespace oasiskv {
 
-// kAuto takes the first that is possible, and logs which and why:
-//   shm    the daemon is on this host and serves it
-//   verbs  both sides have an RDMA device and the daemon serves it
-//   ucx    otherwise
-// A named fabric that cannot be used is an error, never replaced by another.
-enum class FabricChoice { kAuto, kShm, kUcx, kVerbs };
-
 struct ClientOptions {
   std::string address = "127.0.0.1:7400";  // of the daemon's control port: host:port, [v6]:port
-  FabricChoice fabric = FabricChoice::kAuto;
+  // The name of a fabric, or "auto", which takes the first that is possible; Client::Describe says
+  // which and why:
+  //   shm    the daemon is on this host and serves it
+  //   verbs  both sides have an RDMA device and the daemon serves it
+  //   ucx    otherwise
+  // A named fabric that cannot be used is an error, never replaced by another.
+  std::string fabric = "auto";
   std::chrono::nanoseconds rpc_timeout = std::chrono::seconds(5);    // of each control call
   std::chrono::nanoseconds read_timeout = std::chrono::seconds(10);  // see Reader::DefaultDeadline
   std::chrono::nanoseconds lease{0};  // of every grant; 0: the daemon's default

@@ -100,17 +100,12 @@ OASISKV_API int oasiskv_geometry_layout(const oasiskv_geometry* geometry, oasisk
 /* --- Client ----------------------------------------------------------------------------------- */
 
 typedef struct oasiskv_client oasiskv_client;
-enum {
-  OASISKV_FABRIC_AUTO = 0,
-  OASISKV_FABRIC_SHM = 1,
-  OASISKV_FABRIC_UCX = 2,
-  OASISKV_FABRIC_VERBS = 3
-};
 
 typedef struct oasiskv_client_options {
   size_t struct_size;
   const char* address; /* NULL: 127.0.0.1:7400 */
-  uint32_t fabric;
+  /* "shm", "verbs" or "ucx"; NULL or "auto": the first of them that reaches the daemon. */
+  const char* fabric;
   uint64_t rpc_timeout_ms;   /* 0: 5,000 */
   uint64_t read_timeout_ms;  /* 0: 10,000 */
   uint64_t lease_ms;         /* 0: the daemon's default */

@@ -9,7 +9,7 @@ Every call that can wait releases the GIL. Failed calls raise the subclass of `O
 the buffer interface, or an address (int).
 """
 
-from oasiskv.client import Buffer, Client, Fabric
+from oasiskv.client import Buffer, Client
 from oasiskv.errors import *  # noqa: F401,F403 - one class per error code
 from oasiskv.errors import OasisError
 from oasiskv.device import DeviceArray

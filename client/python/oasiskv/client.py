@@ -1,7 +1,6 @@
 """Connection to one daemon."""
 
 import ctypes
-import enum
 
 from oasiskv import native
 from oasiskv.geometry import Geometry, Identity
@@ -9,13 +8,6 @@ from oasiskv.memory import address_of
 from oasiskv.native import Handle, call, text
 from oasiskv.producer import Producer
 from oasiskv.reader import Reader
-
-
-class Fabric(enum.IntEnum):
-    AUTO = 0  # shm on the daemon's host, else verbs if both sides have RDMA, else ucx
-    SHM = 1
-    UCX = 2
-    VERBS = 3
 
 
 def milliseconds(seconds: float) -> int:
@@ -52,7 +44,8 @@ class Buffer(Handle):
 class Client(Handle):
     """Thread contract: safe for concurrent use.
 
-    `address` is host:port or [v6]:port of the daemon. Times are seconds; 0 means the default: rpc_timeout 5, read_timeout
+    `address` is host:port or [v6]:port of the daemon. `fabric` is "shm", "verbs" or "ucx", or "auto": shm on the daemon's
+    host, else verbs if both sides have RDMA, else ucx. Times are seconds; 0 means the default: rpc_timeout 5, read_timeout
     10, lease the daemon's, verbs_peer_timeout 0.5. The other verbs_ arguments name this side's RDMA device, port and GID
     table entry; by default they are chosen. Raises PeerLost (no daemon answers), Unsupported (the daemon does not serve
     `fabric`, or there is no device for it) and InvalidArgument.
@@ -60,13 +53,13 @@ class Client(Handle):
 
     _kind = "client"
 
-    def __init__(self, address: str = "127.0.0.1:7400", fabric: Fabric = Fabric.AUTO, *, rpc_timeout: float = 0,
+    def __init__(self, address: str = "127.0.0.1:7400", fabric: str = "auto", *, rpc_timeout: float = 0,
                  read_timeout: float = 0, lease: float = 0, verify_checksums: bool = False,
                  verbs_device: str = "", verbs_port: int = 0, verbs_gid_index: int = -1,
                  verbs_peer_timeout: float = 0):
         out = ctypes.c_void_p()
         options = native.CClientOptions(
-            address=text(address), fabric=fabric, rpc_timeout_ms=milliseconds(rpc_timeout),
+            address=text(address), fabric=text(fabric), rpc_timeout_ms=milliseconds(rpc_timeout),
             read_timeout_ms=milliseconds(read_timeout), lease_ms=milliseconds(lease),
             verify_checksums=int(verify_checksums), verbs_device=text(verbs_device) or None, verbs_port=verbs_port,
             verbs_gid_given=int(verbs_gid_index >= 0), verbs_gid_index=max(0, verbs_gid_index),

@@ -51,7 +51,7 @@ CLayout = _struct("CLayout", ("entry_bytes", c_uint32), ("summary_bytes", c_uint
 CClientOptions = _struct(
     "CClientOptions",
     ("address", c_char_p),
-    ("fabric", c_uint32),
+    ("fabric", c_char_p),
     ("rpc_timeout_ms", c_uint64),
     ("read_timeout_ms", c_uint64),
     ("lease_ms", c_uint64),

@@ -75,22 +75,22 @@ class GpuTest(GpuCase):
         np.testing.assert_array_equal(view.pages[:, -1, :, local], shot.pages[:, -1, :, local])
 
     def test_over_shm(self):
-        self.steps(oasiskv.Fabric.SHM, oasiskv.Mode.CAPPED)
+        self.steps("shm", oasiskv.Mode.CAPPED)
 
     def test_over_shm_exact(self):
-        self.steps(oasiskv.Fabric.SHM, oasiskv.Mode.EXACT)
+        self.steps("shm", oasiskv.Mode.EXACT)
 
     def test_over_shm_with_summaries_in_8_bits(self):
-        self.steps(oasiskv.Fabric.SHM, oasiskv.Mode.CAPPED, "fp8")
+        self.steps("shm", oasiskv.Mode.CAPPED, "fp8")
 
     def test_over_the_network(self):
-        self.steps(oasiskv.Fabric.UCX, oasiskv.Mode.CAPPED)
+        self.steps("ucx", oasiskv.Mode.CAPPED)
 
     def test_over_the_network_exact(self):
-        self.steps(oasiskv.Fabric.UCX, oasiskv.Mode.EXACT)
+        self.steps("ucx", oasiskv.Mode.EXACT)
 
     def test_a_released_sequence_is_stale(self):
-        client = oasiskv.Client(self.daemon.address, oasiskv.Fabric.SHM)
+        client = oasiskv.Client(self.daemon.address, "shm")
         put(client, "gpu-stale", 6)
         reader = client.attach("gpu-stale", IDENTITY, GEOMETRY)
         with oasiskv.GpuWorkingSet(GEOMETRY, HEADS, resident_blocks=2, fetch_ratio=1.0) as gpu:

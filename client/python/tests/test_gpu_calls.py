@@ -103,7 +103,7 @@ class GpuCallsTest(GpuCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.client = oasiskv.Client(cls.daemon.address, oasiskv.Fabric.SHM)
+        cls.client = oasiskv.Client(cls.daemon.address, "shm")
         for number in range(2):
             put(cls.client, f"calls-{number}", 7 + number)
 
@@ -267,13 +267,13 @@ class GpuCallsTest(GpuCase):
         client.close()
 
     def test_parts_over_shm(self):
-        self.parts(oasiskv.Fabric.SHM, oasiskv.Mode.CAPPED)
+        self.parts("shm", oasiskv.Mode.CAPPED)
 
     def test_parts_over_shm_exact(self):
-        self.parts(oasiskv.Fabric.SHM, oasiskv.Mode.EXACT)
+        self.parts("shm", oasiskv.Mode.EXACT)
 
     def test_parts_over_the_network(self):
-        self.parts(oasiskv.Fabric.UCX, oasiskv.Mode.CAPPED)
+        self.parts("ucx", oasiskv.Mode.CAPPED)
 
 
 if __name__ == "__main__":

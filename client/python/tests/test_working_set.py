@@ -128,11 +128,11 @@ class WorkingSetTest(FabricCase):
 
 
 class ShmWorkingSetTest(WorkingSetTest):
-    fabric = oasiskv.Fabric.SHM
+    fabric = "shm"
 
 
 class UcxWorkingSetTest(WorkingSetTest):
-    fabric = oasiskv.Fabric.UCX
+    fabric = "ucx"
 
 
 if __name__ == "__main__":

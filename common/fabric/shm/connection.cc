@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "common/fabric/connect.h"
 #include "common/fabric/shm/memory_socket.h"
 #include "common/fabric/shm/protocol.h"
+#include "common/fabric/shm/shm.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 

@@ -43,8 +43,9 @@ class ShmConnection : public Connection {
                                   MonotonicTime deadline) override;
   void FenceWriter(GrantId grant) override;
   absl::Status Health() override;
+  bool local() const override { return true; }
   absl::StatusOr<LocalMemory> Local(const GrantView& grant) const override;
-  Kind kind() const override { return Kind::kShm; }
+  absl::string_view fabric() const override { return "shm"; }
   ConnectionId connection_id() const override { return id_; }
   std::string Describe() const override;
   ConnectionStats Stats() const override;

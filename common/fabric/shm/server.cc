@@ -60,14 +60,14 @@ absl::Status CheckMemory(const ExportedMemory& memory) {
 
 // The check of credentials is what keeps others out; the file's mode only must not be in the way of
 // those it lets in.
-mode_t SocketMode(const ShmEndpointOptions& options) {
+mode_t SocketMode(const ShmOptions& options) {
   if (!options.allowed_uids.empty()) return 0666;
   return options.allowed_gid >= 0 ? 0660 : 0600;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ShmEndpointOptions& options,
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ShmOptions& options,
                                                       ExportedMemory memory,
                                                       GrantAuthority& authority,
                                                       const ServerLimits& limits) {
@@ -98,7 +98,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ShmEndpointOptions& 
   return server;
 }
 
-Server::Server(const ShmEndpointOptions& options, ExportedMemory memory, GrantAuthority& authority,
+Server::Server(const ShmOptions& options, ExportedMemory memory, GrantAuthority& authority,
                const ServerLimits& limits, ListeningSocket listener, UniqueFd epoll, UniqueFd stop,
                std::vector<UniqueFd> read_only)
     : options_(options),
@@ -293,7 +293,7 @@ bool Server::SendWelcome(Peer& peer) {
 
 void Server::HandleFences(Peer& peer, uint64_t key) {
   for (int i = 0; i < kMessagesPerTurn; ++i) {
-    Fence fence;
+    shm::Fence fence;
     const ssize_t received =
         ::recv(peer.socket.get(), &fence, sizeof(fence), MSG_DONTWAIT | MSG_TRUNC);
     if (received < 0) return;
@@ -376,8 +376,7 @@ void Server::Refuse(int socket, const absl::Status& why, const PeerIdentity& pee
 
 namespace oasiskv::fabric {
 
-absl::StatusOr<std::unique_ptr<Endpoint>> ServeShm(const ShmEndpointOptions& options,
-                                                   ExportedMemory memory,
+absl::StatusOr<std::unique_ptr<Endpoint>> ServeShm(const ShmOptions& options, ExportedMemory memory,
                                                    GrantAuthority& authority) {
   OASISKV_ASSIGN_OR_RETURN(std::unique_ptr<Endpoint> server,
                            shm::Server::Start(options, std::move(memory), authority));

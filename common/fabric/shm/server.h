@@ -16,9 +16,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
-#include "common/fabric/connect.h"
 #include "common/fabric/endpoint.h"
 #include "common/fabric/shm/memory_socket.h"
+#include "common/fabric/shm/shm.h"
 #include "common/log.h"
 #include "common/mapped_memory.h"
 
@@ -39,13 +39,13 @@ struct ServerLimits {
 // it.
 class Server : public Endpoint {
  public:
-  static absl::StatusOr<std::unique_ptr<Server>> Start(const ShmEndpointOptions& options,
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ShmOptions& options,
                                                        ExportedMemory memory,
                                                        GrantAuthority& authority,
                                                        const ServerLimits& limits = {});
   ~Server() override;
 
-  Kind kind() const override { return Kind::kShm; }
+  absl::string_view fabric() const override { return "shm"; }
   std::string address() const override { return options_.socket_path; }
   EndpointStats Stats() const override;
 
@@ -61,7 +61,7 @@ class Server : public Endpoint {
   };
   using Peers = std::map<uint64_t, Peer>;  // by a key that is never reused, as epoll's user data
 
-  Server(const ShmEndpointOptions& options, ExportedMemory memory, GrantAuthority& authority,
+  Server(const ShmOptions& options, ExportedMemory memory, GrantAuthority& authority,
          const ServerLimits& limits, ListeningSocket listener, UniqueFd epoll, UniqueFd stop,
          std::vector<UniqueFd> read_only);
 
@@ -80,7 +80,7 @@ class Server : public Endpoint {
   void Refuse(int socket, const absl::Status& why, const PeerIdentity& peer);
   bool SendWelcome(Peer& peer);
 
-  const ShmEndpointOptions options_;
+  const ShmOptions options_;
   const ExportedMemory memory_;
   GrantAuthority& authority_;  // outlives this
   const ServerLimits limits_;

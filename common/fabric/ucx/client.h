@@ -19,8 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/clock.h"
-#include "common/fabric/connect.h"
 #include "common/fabric/ucx/batch.h"
+#include "common/fabric/ucx/ucx.h"
 #include "common/fabric/ucx/worker.h"
 #include "common/mutex.h"
 
@@ -50,7 +50,7 @@ class UcxConnection final : public Connection, private ArrivalHandler {
     MutexLock lock(mutex_);
     return lost_;
   }
-  Kind kind() const override { return Kind::kUcx; }
+  absl::string_view fabric() const override { return "ucx"; }
   ConnectionId connection_id() const override { return ConnectionId(0); }
   std::string Describe() const override {
     return absl::StrCat("ucx ", options_.address, ", ", lane_.ToString());

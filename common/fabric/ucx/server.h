@@ -17,8 +17,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/clock.h"
-#include "common/fabric/connect.h"
 #include "common/fabric/ucx/peer.h"
+#include "common/fabric/ucx/ucx.h"
 #include "common/fabric/ucx/worker.h"
 #include "common/log.h"
 #include "common/mutex.h"
@@ -36,7 +36,7 @@ class Server final : public Endpoint, private ArrivalHandler {
                                                          GrantAuthority& authority);
   ~Server() override;
 
-  Kind kind() const override { return Kind::kUcx; }
+  absl::string_view fabric() const override { return "ucx"; }
   std::string address() const override { return address_; }
   EndpointStats Stats() const override;
 

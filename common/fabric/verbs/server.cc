@@ -154,7 +154,13 @@ absl::Status Server::CheckHello(const ClientHello& hello) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<ServerHello> Server::Accept(const ClientHello& hello) {
+absl::StatusOr<std::string> Server::Accept(absl::string_view bytes) {
+  OASISKV_ASSIGN_OR_RETURN(const ClientHello hello, ParseClientHello(bytes));
+  OASISKV_ASSIGN_OR_RETURN(const ServerHello answer, Greet(hello));
+  return Serialize(answer);
+}
+
+absl::StatusOr<ServerHello> Server::Greet(const ClientHello& hello) {
   absl::Status status = CheckHello(hello);
   if (status.ok()) {
     MutexLock lock(mutex_);
@@ -332,10 +338,10 @@ absl::Status CheckVerbsPort(const VerbsPortOptions& options) {
   return port.Choose(nullptr).status();
 }
 
-absl::StatusOr<std::unique_ptr<VerbsEndpoint>> ServeVerbs(const VerbsEndpointOptions& options,
-                                                          ExportedMemory memory,
-                                                          GrantAuthority& authority) {
-  OASISKV_ASSIGN_OR_RETURN(std::unique_ptr<VerbsEndpoint> server,
+absl::StatusOr<std::unique_ptr<Endpoint>> ServeVerbs(const VerbsEndpointOptions& options,
+                                                     ExportedMemory memory,
+                                                     GrantAuthority& authority) {
+  OASISKV_ASSIGN_OR_RETURN(std::unique_ptr<Endpoint> server,
                            verbs::Server::Start(options, std::move(memory), authority));
   return server;
 }

@@ -9,7 +9,9 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/fabric/verbs/handles.h"
+#include "common/fabric/verbs/hello.h"
 #include "common/fabric/verbs/port.h"
 #include "common/fabric/verbs/verbs.h"
 #include "common/log.h"
@@ -20,20 +22,21 @@ namespace oasiskv::fabric::verbs {
 
 // Thread contract: safe for concurrent use.
 //
-// Owns the registrations and a client's queue pairs. One thread, asleep nearly always, asks each
+// The control plane carries the hellos, so there is nothing to listen on. Of reads and writes the
+// daemon sees nothing. Owns the registrations and each client's queue pairs. One thread, asleep nearly always, asks each
 // client now and then whether it is there: an RDMA write of no bytes, which the client's device
 // acknowledges by itself.
-class Server : public VerbsEndpoint {
+class Server : public Endpoint {
  public:
   static absl::StatusOr<std::unique_ptr<Server>> Start(const VerbsEndpointOptions& options,
                                                        ExportedMemory memory,
                                                        GrantAuthority& authority);
   ~Server() override;
 
-  absl::StatusOr<ServerHello> Accept(const ClientHello& hello) override;
+  absl::StatusOr<std::string> Accept(absl::string_view hello) override;
   void Fence(ConnectionId connection, GrantId grant) override;
   bool Close(ConnectionId connection) override;
-  Kind kind() const override { return Kind::kVerbs; }
+  absl::string_view fabric() const override { return "verbs"; }
   std::string address() const override;
   EndpointStats Stats() const override;
   std::string Describe() const override { return description_; }
@@ -60,6 +63,7 @@ class Server : public VerbsEndpoint {
 
   absl::Status Register();
   absl::Status OpenQueues();
+  absl::StatusOr<ServerHello> Greet(const ClientHello& hello);
   absl::Status CheckHello(const ClientHello& hello) const;
   absl::StatusOr<ServerHello> Connect(const ClientHello& hello, Peer& peer);
 

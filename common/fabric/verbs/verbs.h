@@ -1,4 +1,4 @@
-// The two halves of the verbs fabric and what they need from their callers. No verbs header.
+// The two halves of the verbs fabric and its entry in the table. No verbs header.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,25 @@
 #include "common/clock.h"
 #include "common/fabric/endpoint.h"
 #include "common/fabric/fabric.h"
-#include "common/fabric/verbs/hello.h"
 
 namespace oasiskv::fabric {
+
+struct Fabric;
+
+// What flags and options may say.
+constexpr uint32_t kMaxVerbsPort = 255;
+constexpr int64_t kMaxVerbsGidIndex = 65535;
 
 // Which port of which device.
 struct VerbsPortOptions {
   std::string device;      // --verbs_device; empty: the first with an active port
   uint32_t port = 0;       // --verbs_port, from 1; 0: the device's first active one
   int64_t gid_index = -1;  // --verbs_gid_index; -1: chosen, see verbs/gid.h
+};
+
+struct VerbsOptions {
+  VerbsPortOptions port;      // of this side
+  Duration peer_patience{0};  // of a client: --verbs_peer_timeout; 0: VerbsConnectOptions's
 };
 
 // OK when such a port is there, is up and has a GID to talk with; the errors of ServeVerbs for the
@@ -34,49 +44,13 @@ struct VerbsEndpointOptions {
   Duration probe_interval = std::chrono::seconds(5);
 };
 
-// Thread contract: safe for concurrent use.
-//
-// The daemon's half. The control plane carries the hellos, so there is nothing to listen on. Of
-// reads and writes the daemon sees nothing. Whether a client still lives the endpoint finds out by
-// itself (an empty RDMA write to each, now and then): once one is gone, its queue pairs are
-// destroyed and the GrantAuthority hears ConnectionClosed.
-class VerbsEndpoint : public Endpoint {
- public:
-  // Connects queue pairs to those of the client. Blocks while the network resolves the client's
-  // address (seconds when it does not answer). Errors: INVALID_ARGUMENT, STALE (another incarnation
-  // is meant), CAPACITY, UNSUPPORTED (no GID of ours reaches the client's), PEER_LOST (the device
-  // cannot reach it).
-  virtual absl::StatusOr<verbs::ServerHello> Accept(const verbs::ClientHello& hello) = 0;
-  // The writer has promised to write no more under `grant`. Ignored unless `connection` is a
-  // writer's.
-  virtual void Fence(ConnectionId connection, GrantId grant) = 0;
-  // Ends a connection: for a client that says goodbye, and for a writer one of whose grants was
-  // revoked and who has not fenced it. When this has returned, nothing of the client's reaches this
-  // memory any more, and ConnectionClosed was called. False when there is no such connection.
-  virtual bool Close(ConnectionId connection) = 0;
-  // One line for people: device, port, GID and why that one; pages and time of the registration.
-  virtual std::string Describe() const = 0;
-};
-
 // Registers every arena for readers (a key that cannot write) and for writers, and the grant-word
 // table for reading. Errors: UNSUPPORTED (no device, or not the one named: lists those seen; no
 // such port or it is down), CAPACITY (the limit on locked memory, or the device's on one
-// registration: names limit, need and mend), INVALID_ARGUMENT (GID index).
-absl::StatusOr<std::unique_ptr<VerbsEndpoint>> ServeVerbs(const VerbsEndpointOptions& options,
-                                                          ExportedMemory memory,
-                                                          GrantAuthority& authority);
-
-// Thread contract: safe for concurrent use.
-//
-// The control plane as a verbs connection needs it: calls that end in the VerbsEndpoint of the
-// daemon.
-class VerbsControl {
- public:
-  virtual ~VerbsControl() = default;
-  virtual absl::StatusOr<verbs::ServerHello> Accept(const verbs::ClientHello& hello) = 0;
-  virtual void Fence(ConnectionId connection, GrantId grant) = 0;
-  virtual void Close(ConnectionId connection) = 0;
-};
+// registration: names limit, need and fix), INVALID_ARGUMENT (GID index).
+absl::StatusOr<std::unique_ptr<Endpoint>> ServeVerbs(const VerbsEndpointOptions& options,
+                                                     ExportedMemory memory,
+                                                     GrantAuthority& authority);
 
 struct VerbsConnectOptions {
   VerbsPortOptions port;
@@ -96,8 +70,10 @@ struct VerbsConnectOptions {
       std::chrono::seconds(2);  // an idle connection looks so often whether the daemon is there
 };
 
-// Errors: those of VerbsControl::Accept and, for the device of this side, of ServeVerbs.
+// Errors: those of ControlPlane::Accept and, for the device of this side, of ServeVerbs.
 absl::StatusOr<std::unique_ptr<Connection>> ConnectVerbs(const VerbsConnectOptions& options,
-                                                         std::shared_ptr<VerbsControl> control);
+                                                         std::shared_ptr<ControlPlane> control);
+
+const Fabric& VerbsFabric();
 
 }  // namespace oasiskv::fabric

@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/fabric/connect.h"
 #include "common/fabric/endpoint.h"
 #include "common/fabric/shm/server.h"
+#include "common/fabric/shm/shm.h"
 #include "common/mapped_memory.h"
 #include "common/mutex.h"
 #include "common/pause_point.h"
@@ -150,7 +150,7 @@ class Child {
 // A pool served by this process.
 class ShmTest : public ::testing::Test {
  protected:
-  void Serve(const ServerLimits& limits = {}, ShmEndpointOptions options = {}) {
+  void Serve(const ServerLimits& limits = {}, ShmOptions options = {}) {
     options.socket_path = folder_.path();
     auto server = Server::Start(options, pool_.Export(), authority_, limits);
     ASSERT_TRUE(server.ok()) << server.status();

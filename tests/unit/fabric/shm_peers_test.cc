@@ -241,7 +241,7 @@ TEST_F(ShmPeers, AReaderHasNothingToFence) {
 }
 
 TEST_F(ShmPeers, PathsAreChecked) {
-  ShmEndpointOptions options;
+  ShmOptions options;
   options.socket_path = std::string(200, 'x');
   auto server = ServeShm(options, pool_.Export(), authority_);
   EXPECT_EQ(ErrorCodeOf(server.status()), ErrorCode::kInvalidArgument) << server.status();
@@ -275,7 +275,7 @@ TEST_F(ShmPeers, ALiveDaemonKeepsItsSocketADeadOnesIsReplaced) {
   // It is closed now, and its file stays.
   ASSERT_EQ(::access(path.c_str(), F_OK), 0);
   Serve();
-  ShmEndpointOptions options;
+  ShmOptions options;
   options.socket_path = path;
   auto second = ServeShm(options, pool_.Export(), authority_);
   EXPECT_EQ(ErrorCodeOf(second.status()), ErrorCode::kAlreadyExists) << second.status();

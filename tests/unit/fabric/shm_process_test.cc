@@ -59,7 +59,7 @@ class ShmUsers : public ShmTest {
       auto connection = ConnectShm(folder_.path(), kIncarnation, Access::kRead);
       return static_cast<int>(ErrorCodeOf(connection.status()));
     });
-    ShmEndpointOptions options;
+    ShmOptions options;
     options.allowed_uids = std::move(allowed_uids);
     options.allowed_gid = allowed_gid;
     Serve({}, std::move(options));
@@ -106,7 +106,7 @@ class ShmProcesses : public ::testing::Test {
   // 0 when the fences 1..kFences came in order before the connection closed.
   int RunDaemon() {
     RecordingAuthority authority;
-    ShmEndpointOptions options;
+    ShmOptions options;
     options.socket_path = folder_.path();
     auto server = ServeShm(options, pool_.Export(), authority);
     if (!server.ok()) return 1;

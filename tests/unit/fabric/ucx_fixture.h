@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/fabric/connect.h"
+#include "common/fabric/ucx/ucx.h"
 #include "common/mutex.h"
 #include "common/pause_point.h"
 #include "oasiskv/error.h"

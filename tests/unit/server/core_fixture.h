@@ -61,7 +61,7 @@ class CoreFixture : public ::testing::Test {
   OpenResult MustOpen(const std::string& name, uint32_t blocks) {
     return MustOpen(Spec(name, blocks));
   }
-  static GrantKey Key(const GrantInfoForHolder& grant) { return {grant.id, grant.epoch}; }
+  static GrantKey Key(const wire::Grant& grant) { return {grant.id, grant.epoch}; }
   absl::Status CommitAll(const OpenResult& opened, uint32_t blocks) {
     const LayerBlocks all{0, SmallGeometry().layers, 0, blocks};
     return core_->Commit(Key(opened.grant), std::span(&all, 1), {});
@@ -88,23 +88,23 @@ class CoreFixture : public ::testing::Test {
     EXPECT_TRUE(attached.ok()) << attached.status();
     return attached.ok() ? *attached : AttachResult();
   }
-  absl::Status Release(const GrantInfoForHolder& grant) {
+  absl::Status Release(const wire::Grant& grant) {
     const GrantKey key = Key(grant);
     return core_->Release(std::span(&key, 1), {}, Me()).status();
   }
   absl::Status ReleaseSequence(const std::string& name) {
     return core_->Release({}, std::span(&name, 1), Me()).status();
   }
-  absl::Status Read(const GrantInfoForHolder& grant, fabric::RemoteRange range) {
+  absl::Status Read(const wire::Grant& grant, fabric::RemoteRange range) {
     return core_->Authorize(grant.id, grant.epoch, fabric::Access::kRead, std::span(&range, 1))
         .status();
   }
-  absl::Status Write(const GrantInfoForHolder& grant, fabric::RemoteRange range) {
+  absl::Status Write(const wire::Grant& grant, fabric::RemoteRange range) {
     return core_->Authorize(grant.id, grant.epoch, fabric::Access::kWrite, std::span(&range, 1))
         .status();
   }
   // The word as one who mapped the table sees it.
-  uint64_t Word(const GrantInfoForHolder& grant) { return core_->GrantWord(grant.id); }
+  uint64_t Word(const wire::Grant& grant) { return core_->GrantWord(grant.id); }
   uint64_t UsedBytes() { return core_->Capacity().used_bytes; }
   static uint64_t FrameBytes() { return SmallGeometry().frame_stride(); }
   // Lets served time pass as a live daemon would see it.

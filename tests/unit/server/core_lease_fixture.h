@@ -14,7 +14,7 @@ namespace oasiskv::server {
 class LeaseFixture : public CoreFixture {
  protected:
   // Words as a reader sees them, through a read-only mapping of its own.
-  uint64_t MappedWord(const GrantInfoForHolder& grant) {
+  uint64_t MappedWord(const wire::Grant& grant) {
     if (!words_) {
       const fabric::ExportedMemory memory = core_->Export();
       absl::StatusOr<UniqueFd> fd = ReopenReadOnly(memory.words_fd);

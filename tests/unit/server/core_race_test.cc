@@ -39,7 +39,7 @@ TEST_F(Race, TheWordChangesBeforeAnyFrameIsLetGo) {
   enum class End { kAbort, kReleaseReader, kExpire, kSeal };
   for (End end : {End::kAbort, End::kReleaseReader, End::kExpire, End::kSeal}) {
     SCOPED_TRACE(static_cast<int>(end));
-    GrantInfoForHolder grant;
+    wire::Grant grant;
     if (end == End::kSeal) {
       const OpenResult opened = MustOpen("a", 512);
       ASSERT_TRUE(CommitAll(opened, 512).ok());

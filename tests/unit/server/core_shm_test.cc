@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-#include "common/fabric/connect.h"
+#include "common/fabric/shm/shm.h"
 #include "tests/unit/server/core_fixture.h"
 
 namespace oasiskv::server {
@@ -15,7 +15,7 @@ class CoreOverShm : public CoreFixture {
     CoreFixture::SetUp();
     path_ = std::filesystem::temp_directory_path() /
             ("oasiskv-core-" + std::to_string(::getpid()) + ".sock");
-    fabric::ShmEndpointOptions options;
+    fabric::ShmOptions options;
     options.socket_path = path_;
     absl::StatusOr<std::unique_ptr<fabric::Endpoint>> served =
         fabric::ServeShm(options, core_->Export(), *core_);
@@ -31,7 +31,7 @@ class CoreOverShm : public CoreFixture {
     EXPECT_TRUE(connection.ok()) << connection.status();
     return connection.ok() ? *std::move(connection) : nullptr;
   }
-  static std::shared_ptr<const fabric::GrantView> View(const GrantInfoForHolder& grant,
+  static std::shared_ptr<const fabric::GrantView> View(const wire::Grant& grant,
                                                        fabric::Access access) {
     return std::make_shared<fabric::GrantView>(
         fabric::GrantView{grant.id, grant.epoch, grant.word_slot, access,

@@ -45,10 +45,10 @@ TEST(OptionsTest, DefaultsAreThoseOfTheStruct) {
   EXPECT_EQ(options.control_address, (Address{"127.0.0.1", 7400}));
   ASSERT_TRUE(options.metrics_address.has_value());
   EXPECT_EQ(*options.metrics_address, (Address{"127.0.0.1", 7401}));
-  EXPECT_TRUE(options.serve_shm);
-  EXPECT_TRUE(options.serve_ucx);
-  EXPECT_FALSE(options.serve_verbs);  // only where it is named
-  EXPECT_EQ(options.verbs_gid_index, -1);
+  EXPECT_THAT(options.fabrics, ElementsAre("shm", "ucx"));  // verbs only where it is named
+  EXPECT_EQ(options.fabrics, Options().fabrics);
+  EXPECT_EQ(options.fabric.ucx.address, Options().fabric.ucx.address);
+  EXPECT_EQ(options.fabric.verbs.port.gid_index, -1);
   EXPECT_EQ(options.fence_timeout, Options().fence_timeout);
   const CoreOptions core;
   EXPECT_EQ(options.core.pool_bytes, core.pool_bytes);
@@ -66,8 +66,8 @@ TEST(OptionsTest, EveryFormOfAFlagIsUnderstood) {
        "--huge_pages=prefer", "--default_lease=1500ms", "--log_level=error"});
   EXPECT_EQ(options.control_address, (Address{"::1", 0}));
   EXPECT_FALSE(options.metrics_address.has_value());
-  EXPECT_FALSE(options.serve_ucx);
-  EXPECT_THAT(options.shm_allowed_uids, ElementsAre(7, 8));
+  EXPECT_THAT(options.fabrics, ElementsAre("shm"));
+  EXPECT_THAT(options.fabric.shm.allowed_uids, ElementsAre(7, 8));
   EXPECT_EQ(options.core.pool_bytes, uint64_t{2} << 30);
   EXPECT_EQ(options.core.arena_bytes, uint64_t{1} << 30);
   EXPECT_EQ(options.core.huge_pages, HugePages::kPrefer);
@@ -75,11 +75,10 @@ TEST(OptionsTest, EveryFormOfAFlagIsUnderstood) {
   EXPECT_EQ(options.log_level, LogLevel::kError);
   const Options rdma = Parse({"--fabrics=verbs", "--verbs_device=mlx5_1", "--verbs_port=2",
                               "--verbs_gid_index=0", "--fence_timeout=1500ms"});
-  EXPECT_TRUE(rdma.serve_verbs);
-  EXPECT_FALSE(rdma.serve_shm || rdma.serve_ucx);
-  EXPECT_EQ(rdma.verbs_device, "mlx5_1");
-  EXPECT_EQ(rdma.verbs_port, 2u);
-  EXPECT_EQ(rdma.verbs_gid_index, 0);
+  EXPECT_THAT(rdma.fabrics, ElementsAre("verbs"));
+  EXPECT_EQ(rdma.fabric.verbs.port.device, "mlx5_1");
+  EXPECT_EQ(rdma.fabric.verbs.port.port, 2u);
+  EXPECT_EQ(rdma.fabric.verbs.port.gid_index, 0);
   EXPECT_EQ(rdma.fence_timeout, Millis(1500));
 }
 
@@ -165,8 +164,7 @@ TEST(OptionsTest, AFlagFileIsReadAndItsErrorsNameFileAndLine) {
   const TempFile good("# comment\n\n--pool_bytes=128MiB\n  --fabrics=ucx\n");
   const Options options = Parse({"--flagfile=" + good.path(), "--fabrics=shm"});
   EXPECT_EQ(options.core.pool_bytes, uint64_t{128} << 20);
-  EXPECT_TRUE(options.serve_shm);  // the later setting wins
-  EXPECT_FALSE(options.serve_ucx);
+  EXPECT_THAT(options.fabrics, ElementsAre("shm"));  // the later setting wins
 
   const TempFile bad("--pool_bytes=128MiB\n--nosuch=1\n");
   auto line = ParseCommandLine({"--flagfile", bad.path()});
@@ -198,7 +196,7 @@ TEST(OptionsTest, PrintedOptionsAreAFlagFileThatSaysTheSame) {
   EXPECT_EQ(again->options.core.pool_bytes, uint64_t{192} << 20);
   EXPECT_EQ(again->options.core.default_lease, std::chrono::seconds(3));
   EXPECT_EQ(again->options.control_address, (Address{"::1", 0}));
-  EXPECT_FALSE(again->options.serve_ucx);
+  EXPECT_THAT(again->options.fabrics, ElementsAre("shm"));
 }
 
 TEST(OptionsTest, HelpListsEveryFlagAndVersionIsPrinted) {

@@ -135,7 +135,6 @@ TEST(DoctorDefaults, AreTheDaemons) {
   const server::Options daemon;
   EXPECT_EQ(kControlPort, daemon.control_address.port);
   EXPECT_EQ(kMetricsPort, daemon.metrics_address->port);
-  EXPECT_EQ(kUcxPort, daemon.ucx_address.port);
   EXPECT_EQ(Wants{}.pool_bytes, daemon.core.pool_bytes);
 }
 

@@ -15,7 +15,6 @@ namespace oasiskv::oasisctl {
 // The daemon's default ports.
 constexpr uint16_t kControlPort = 7400;
 constexpr uint16_t kMetricsPort = 7401;
-constexpr uint16_t kUcxPort = 7402;
 
 // As the daemon's --huge_pages.
 enum class HugePages { kOff, kPrefer, kRequire };

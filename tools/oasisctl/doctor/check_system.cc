@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "common/fabric/ucx/ucx.h"
 #include "tools/oasisctl/doctor/check.h"
 
 namespace oasiskv::oasisctl {
@@ -129,7 +130,7 @@ Check CheckPorts(const World& world) {
   };
   look("control_address", "control", kControlPort);
   look("metrics_address", "metrics", kMetricsPort);
-  look("ucx_address", "ucx", kUcxPort);
+  look("ucx_address", "ucx", fabric::UcxOptions().address.port);
   check.found = absl::StrJoin(all, ", ");
   if (!world.Exists("/proc/net/tcp") && !world.Exists("/proc/net/tcp6")) {
     check.health = Health::kWarn;

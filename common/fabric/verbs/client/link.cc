@@ -1,4 +1,4 @@
-#include "common/fabric/verbs/link.h"
+#include "common/fabric/verbs/client/link.h"
 
 #include <fcntl.h>
 

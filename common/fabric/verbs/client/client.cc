@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/fabric/coalesce.h"
-#include "common/fabric/verbs/engine.h"
+#include "common/fabric/verbs/client/engine.h"
 #include "common/fabric/verbs/verbs.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
@@ -55,7 +55,7 @@ constexpr Access AccessOf(const WritePiece*) { return Access::kWrite; }
 class VerbsConnection final : public Connection {
  public:
   VerbsConnection(Access access, std::shared_ptr<Engine> engine,
-                  std::shared_ptr<VerbsControl> control)
+                  std::shared_ptr<ControlPlane> control)
       : access_(access), engine_(std::move(engine)), control_(std::move(control)) {
     for (const RemoteMemory& arena : engine_->server().arenas) {
       smallest_arena_ = std::min(smallest_arena_, arena.bytes);
@@ -98,7 +98,7 @@ class VerbsConnection final : public Connection {
     if (engine_->CloseGate(grant)) control_->Fence(connection_id(), grant);
   }
   absl::Status Health() override { return engine_->Health(); }
-  Kind kind() const override { return Kind::kVerbs; }
+  absl::string_view fabric() const override { return "verbs"; }
   ConnectionId connection_id() const override { return engine_->server().connection; }
   std::string Describe() const override { return engine_->Describe(); }
   ConnectionStats Stats() const override { return engine_->Stats(); }
@@ -122,7 +122,7 @@ class VerbsConnection final : public Connection {
 
   const Access access_;
   const std::shared_ptr<Engine> engine_;
-  const std::shared_ptr<VerbsControl> control_;
+  const std::shared_ptr<ControlPlane> control_;
   uint64_t smallest_arena_ = std::numeric_limits<uint64_t>::max();
 };
 
@@ -257,10 +257,12 @@ void VerbsConnection::Hand(const std::shared_ptr<Batch>& batch, std::span<const 
 namespace oasiskv::fabric {
 
 absl::StatusOr<std::unique_ptr<Connection>> ConnectVerbs(const VerbsConnectOptions& options,
-                                                         std::shared_ptr<VerbsControl> control) {
+                                                         std::shared_ptr<ControlPlane> control) {
   OASISKV_ASSIGN_OR_RETURN(std::unique_ptr<verbs::Engine> made, verbs::Engine::Create(options));
   std::shared_ptr<verbs::Engine> engine = std::move(made);
-  OASISKV_ASSIGN_OR_RETURN(const verbs::ServerHello hello, control->Accept(engine->Hello()));
+  OASISKV_ASSIGN_OR_RETURN(const std::string answer,
+                           control->Accept(verbs::Serialize(engine->Hello())));
+  OASISKV_ASSIGN_OR_RETURN(const verbs::ServerHello hello, verbs::ParseServerHello(answer));
   if (absl::Status status = engine->Start(hello); !status.ok()) {
     control->Close(hello.connection);
     return status;

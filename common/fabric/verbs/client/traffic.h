@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "common/clock.h"
 #include "common/fabric/fabric.h"
-#include "common/fabric/verbs/batch.h"
 #include "common/fabric/verbs/buffers.h"
+#include "common/fabric/verbs/client/batch.h"
 #include "common/fabric/verbs/handles.h"
 
 namespace oasiskv::fabric::verbs {

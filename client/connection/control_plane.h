@@ -1,24 +1,26 @@
-// The control plane of a verbs connection, over the control channel.
+// The control plane of data connections, over the control channel.
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "client/connection/control.h"
 #include "common/clock.h"
-#include "common/fabric/verbs/verbs.h"
+#include "common/fabric/fabric.h"
 
 namespace oasiskv::client {
 
 // Thread contract: safe for concurrent use.
-class RpcVerbsControl : public fabric::VerbsControl {
+//
+// Of the connections of one fabric to one daemon.
+class RpcControlPlane : public fabric::ControlPlane {
  public:
   // `timeout` of each call.
-  RpcVerbsControl(std::shared_ptr<ControlChannel> channel, Duration timeout)
-      : channel_(std::move(channel)), timeout_(timeout) {}
+  RpcControlPlane(std::shared_ptr<ControlChannel> channel, std::string fabric, Duration timeout)
+      : channel_(std::move(channel)), fabric_(std::move(fabric)), timeout_(timeout) {}
 
-  absl::StatusOr<fabric::verbs::ServerHello> Accept(
-      const fabric::verbs::ClientHello& hello) override;
+  absl::StatusOr<std::string> Accept(const std::string& hello) override;
   // A fence or a goodbye that is lost costs the daemon some patience and nothing else: it ends the
   // connection by itself.
   void Fence(ConnectionId connection, GrantId grant) override;
@@ -26,6 +28,7 @@ class RpcVerbsControl : public fabric::VerbsControl {
 
  private:
   const std::shared_ptr<ControlChannel> channel_;
+  const std::string fabric_;
   const Duration timeout_;
 };
 

@@ -1,4 +1,4 @@
-#include "common/fabric/verbs/completer.h"
+#include "common/fabric/verbs/client/completer.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "common/fabric/verbs/engine.h"
+#include "common/fabric/verbs/client/engine.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

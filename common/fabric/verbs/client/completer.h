@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/fabric/verbs/alarm.h"
-#include "common/fabric/verbs/batch.h"
-#include "common/fabric/verbs/link.h"
-#include "common/fabric/verbs/poster.h"
-#include "common/fabric/verbs/traffic.h"
+#include "common/fabric/verbs/client/alarm.h"
+#include "common/fabric/verbs/client/batch.h"
+#include "common/fabric/verbs/client/link.h"
+#include "common/fabric/verbs/client/poster.h"
+#include "common/fabric/verbs/client/traffic.h"
 #include "common/fabric/write_gate.h"
 
 namespace oasiskv::fabric::verbs {

@@ -1,4 +1,4 @@
-#include "common/fabric/verbs/poster.h"
+#include "common/fabric/verbs/client/poster.h"
 
 #include <algorithm>
 #include <cstring>

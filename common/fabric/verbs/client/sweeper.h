@@ -2,11 +2,11 @@
 #pragma once
 
 #include "common/clock.h"
-#include "common/fabric/verbs/alarm.h"
-#include "common/fabric/verbs/completer.h"
-#include "common/fabric/verbs/link.h"
-#include "common/fabric/verbs/poster.h"
-#include "common/fabric/verbs/traffic.h"
+#include "common/fabric/verbs/client/alarm.h"
+#include "common/fabric/verbs/client/completer.h"
+#include "common/fabric/verbs/client/link.h"
+#include "common/fabric/verbs/client/poster.h"
+#include "common/fabric/verbs/client/traffic.h"
 
 namespace oasiskv::fabric::verbs {
 

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/fabric/verbs/batch.h"
 #include "common/fabric/verbs/buffers.h"
-#include "common/fabric/verbs/link.h"
-#include "common/fabric/verbs/traffic.h"
+#include "common/fabric/verbs/client/batch.h"
+#include "common/fabric/verbs/client/link.h"
+#include "common/fabric/verbs/client/traffic.h"
 
 namespace oasiskv::fabric::verbs {
 

@@ -1,4 +1,4 @@
-#include "common/fabric/verbs/sweeper.h"
+#include "common/fabric/verbs/client/sweeper.h"
 
 #include <algorithm>
 #include <memory>

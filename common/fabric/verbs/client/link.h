@@ -7,10 +7,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/fabric/verbs/client/traffic.h"
 #include "common/fabric/verbs/handles.h"
 #include "common/fabric/verbs/hello.h"
 #include "common/fabric/verbs/port.h"
-#include "common/fabric/verbs/traffic.h"
 #include "common/fabric/verbs/verbs.h"
 #include "common/mapped_memory.h"
 

@@ -1,4 +1,4 @@
-#include "common/fabric/verbs/traffic.h"
+#include "common/fabric/verbs/client/traffic.h"
 
 #include <utility>
 
