@@ -53,7 +53,6 @@ class CondVar {
     lock.release();
     return woken;
   }
-  void NotifyOne() { cv_.notify_one(); }
   void NotifyAll() { cv_.notify_all(); }
 
  private:

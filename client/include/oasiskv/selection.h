@@ -28,9 +28,8 @@ inline constexpr double kDefaultBoundWeight = 1.0;
 // they are rounded when they enter the working set.
 enum class SummaryType : uint8_t { kAsKeys = 0, kFloat8 = 1 };
 
-// kCapped: at most floor(fetch_ratio x K) blocks change per head, layer and step (mechanism.md
-// section 2). kExact: the true top-K is resolved before attention; prediction only warms the
-// working set.
+// kCapped: at most floor(fetch_ratio x K) blocks change per head, layer and step. kExact: the true
+// top-K is resolved before attention; prediction only warms the working set.
 enum class SelectionMode { kCapped = 0, kExact = 1 };
 
 // A block that has not arrived when attention needs it: kWait waits for it (until the deadline),
