@@ -1,8 +1,8 @@
 // Monotonic time behind an interface, so that tests can move it.
 #pragma once
 
-#include <atomic>
 #include <chrono>
+#include <cstdint>
 
 namespace oasiskv {
 
@@ -17,16 +17,6 @@ class Clock {
 
   // CLOCK_MONOTONIC of this machine; lives for ever.
   static const Clock& Real();
-};
-
-// Thread contract: safe for concurrent use.
-class FakeClock : public Clock {
- public:
-  MonotonicTime Now() const override { return MonotonicTime(Duration(nanos_.load())); }
-  void Advance(Duration by) { nanos_.fetch_add(by.count()); }
-
- private:
-  std::atomic<int64_t> nanos_{1'000'000'000};
 };
 
 inline Duration Millis(int64_t n) { return std::chrono::milliseconds(n); }

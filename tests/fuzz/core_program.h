@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "oasiskv/error.h"
 #include "tests/fuzz/core_model.h"
+#include "tests/support/fake_clock.h"
 
 namespace oasiskv::server {
 

@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "oasiskv/error.h"
 #include "server/core/kv_core.h"
+#include "tests/support/fake_clock.h"
 #include "tests/support/shapes.h"
 
 namespace oasiskv::server {
