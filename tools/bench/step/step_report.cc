@@ -115,20 +115,15 @@ void PrintTables(const RunOptions& o, const DeviceResults& results) {
 
 void PrintJson(const RunOptions& o, const DeviceResults& results) {
   const RunInfo& info = results.info;
-  const nlohmann::json common = {{"operation", "step"},
-                                 {"model", info.model},
-                                 {"gpu", info.gpu},
-                                 {"devices", info.devices},
-                                 {"context", info.context},
-                                 {"resident", info.resident},
-                                 {"hbm_bytes", info.hbm},
-                                 {"churn_asked", o.churn},
-                                 {"rounds", info.rounds},
-                                 {"steps", info.steps},
-                                 {"gather_ctas", info.gather_ctas},
-                                 {"gather_threads", info.gather_threads},
-                                 {"gather_loads", info.gather_loads},
-                                 {"predict_processors", o.predict_processors}};
+  nlohmann::json common = {
+      {"operation", "step"},     {"model", info.model},     {"gpu", info.gpu},
+      {"devices", info.devices}, {"context", info.context}, {"resident", info.resident},
+      {"hbm_bytes", info.hbm},   {"churn_asked", o.churn},  {"rounds", info.rounds}};
+  common.update({{"steps", info.steps},
+                 {"gather_ctas", info.gather_ctas},
+                 {"gather_threads", info.gather_threads},
+                 {"gather_loads", info.gather_loads},
+                 {"predict_processors", o.predict_processors}});
   const Ceilings& c = results.ceilings;
   nlohmann::json j = common;
   j.update({{"kind", "ceilings"},
