@@ -162,11 +162,11 @@ TEST_F(VerbsPeers, AKilledClientIsForgotten) {
   PeerProcess client("client", pool_);
   const std::string hello = ReceivePacket(client.socket());
   ASSERT_FALSE(hello.empty());
-  auto parsed = ParseClientHello(absl::string_view(hello).substr(1));
-  ASSERT_TRUE(parsed.ok()) << parsed.status();
-  auto answer = endpoint_->Accept(*parsed);
+  const auto bytes = endpoint_->Accept(hello.substr(1));
+  ASSERT_TRUE(bytes.ok()) << bytes.status();
+  const auto answer = ParseServerHello(*bytes);
   ASSERT_TRUE(answer.ok()) << answer.status();
-  SendPacket(client.socket(), Operation::kAccept, Serialize(*answer));
+  SendPacket(client.socket(), Operation::kAccept, *bytes);
   ASSERT_EQ(ReceivePacket(client.socket()), "R");
   EXPECT_EQ(endpoint_->Stats().connections, 2u);
   client.Signal(SIGKILL);
