@@ -9,6 +9,7 @@
 #include "common/wire/convert.h"
 #include "oasiskv/geometry.h"
 #include "oasiskv/ids.h"
+#include "server/core/limits.h"
 #include "server/pool/arena.h"
 #include "server/sequence/types.h"
 
@@ -26,7 +27,7 @@ struct CoreOptions {
   int touch_threads = 0;        // 0: one per CPU
   uint32_t max_grants = 65536;  // entries of the grant-word table
   uint32_t max_sequences = 65536;
-  uint32_t max_blocks_per_sequence = 262144;
+  uint32_t max_blocks_per_sequence = kMostBlocks;
   uint64_t max_blob_bytes = uint64_t{1} << 20;  // per sequence
   // Over all sequences: first top-K, blob and checksums.
   uint64_t max_blobs_bytes = uint64_t{256} << 20;
@@ -37,9 +38,6 @@ struct CoreOptions {
   Duration max_lease = std::chrono::minutes(10);
   // A sealed sequence that has had no grant for this long (served time) is released; 0: never.
   Duration unattended_ttl = std::chrono::minutes(10);
-};
-
-std::vector<FrameAddress> frames;
 };
 
 struct OpenSpec {

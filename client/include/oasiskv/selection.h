@@ -30,3 +30,15 @@ enum class SummaryType : uint8_t { kAsKeys = 0, kFloat8 = 1 };
 
 // kCapped: at most floor(fetch_ratio x ranked blocks) blocks change per head, layer and step.
 // kExact: the true top-K is made resident before attention; prediction only fetches ahead of it.
+enum class SelectionMode { kCapped = 0, kExact = 1 };
+
+// What happens when a block has not arrived and attention needs it. kWait: wait for it, until the
+// deadline. kSkip: treat it as refused by the cap, so that attention reads the block that the page
+// held before.
+enum class LatePolicy { kWait = 0, kSkip = 1 };
+
+// What happens when a request's source is gone. kFail: report the loss, so that the engine
+// recomputes. kDegrade: go on with the resident blocks, and count it.
+enum class LossPolicy { kFail = 0, kDegrade = 1 };
+
+}  // namespace oasiskv

@@ -56,7 +56,7 @@ struct BatchCursor {
 // The outcome is set once, by whoever comes first: the progress thread (data complete, refused,
 // peer lost, deadline), or the owner (cancel, deadline). Buffers are touched only under the batch's
 // lock and only while there is no outcome; so when End has returned, nothing touches them any more
-// (rules 3 and 4 of the design), and data that comes late is thrown away.
+// (rules 3 and 4 of server/lease/README.md), and data that comes late is thrown away.
 class Batch {
  public:
   Batch(Access access, std::shared_ptr<const GrantView> grant, MonotonicTime deadline,

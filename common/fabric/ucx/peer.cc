@@ -237,11 +237,10 @@ bool Peer::Pump() {
     const std::shared_ptr<ReadJob> job = std::move(finished_.front());
     finished_.pop_front();
     OASISKV_PAUSE_POINT("ucx.server.before_trailer");
-    // Rule 2 of the design: UCX has read the last byte of this request out of the frames before the
-    // word is looked at, and a grant's word changes before its frames are let go. So a word that
-    // still is the epoch vouches for every byte sent, whenever the messages arrive. The pin, held
-    // until here, is what keeps the frames from being reused under a message that a slow socket
-    // holds up.
+    // Rule 2 of server/lease/README.md: UCX has read the last byte of this request out of the frames
+    // before the word is looked at, and a grant's word changes before its frames are let go. So a
+    // word that still is the epoch holds for every byte sent, whenever the messages arrive. The pin,
+    // held until here, keeps the frames from being reused under a message that a slow socket delays.
     const uint64_t word = authority_.GrantWord(job->grant);
     SendTrailer(job->request, absl::OkStatus(), word);
     return true;
