@@ -161,7 +161,6 @@ TEST_F(Limits, MetadataPerFrameStaysWithinItsBudgetForRealModels) {
     CoreOptions o = SmallOptions();
     o.pool_bytes = uint64_t{32} << 20;
     o.slab_bytes = uint64_t{1} << 20;
-    o.max_blocks_per_sequence = 1 << 20;
     Start(o);
     OpenSpec spec = Spec("a", 0);
     spec.geometry.layers = layers;
