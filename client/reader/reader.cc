@@ -60,7 +60,8 @@ std::vector<uint32_t> ChecksumsToVerify(const client::Core& core, const Geometry
 
 }  // namespace
 
-Reader::Impl::Impl(std::shared_ptr<client::Core> core, std::shared_ptr<client::Session> session,
+Reader::Impl::Impl(const std::shared_ptr<client::Core>& core,
+                   const std::shared_ptr<client::Session>& session,
                    std::shared_ptr<client::GrantState> grant, const ReaderSpec& spec,
                    client::Attached attached)
     : geometry(spec.geometry),
@@ -161,8 +162,8 @@ std::unique_ptr<PendingFetch> Reader::Impl::Start(FetchPlan plan, TimePoint dead
   return Track(std::make_shared<FetchState>(right_, std::move(plan), deadline));
 }
 
-std::unique_ptr<PendingFetch> Reader::Impl::Fail(absl::Status error) {
-  return std::make_unique<TrackedFetch>(std::make_shared<FetchState>(right_, std::move(error)));
+std::unique_ptr<PendingFetch> Reader::Impl::Fail(const absl::Status& error) {
+  return std::make_unique<TrackedFetch>(std::make_shared<FetchState>(right_, error));
 }
 
 std::unique_ptr<PendingFetch> Reader::Impl::FetchEntries(std::span<const EntryRead> entries,
@@ -176,7 +177,7 @@ std::unique_ptr<PendingFetch> Reader::Impl::FetchEntries(std::span<const EntryRe
     const EntryRead& e = entries[i];
     absl::Status status =
         CheckItem("entries", i, e.block.value(), e.layer.value(), e.head.value(), e.into);
-    if (!status.ok()) return Fail(std::move(status));
+    if (!status.ok()) return Fail(status);
     plan.pieces.push_back(
         {{e.block.value(), geometry.entry_offset(e.layer, e.head), bytes}, e.into});
     AddEntryCheck(&plan, i, e.block.value(), e.layer.value(), e.head.value(), e.into);
@@ -205,7 +206,7 @@ std::unique_ptr<PendingFetch> Reader::Impl::FetchLayers(std::span<const LayerRea
     for (uint64_t l = first; status.ok() && l < first + r.layers; ++l) {
       status = CheckItem("layers", i, block, static_cast<uint32_t>(l), first_head, r.into);
     }
-    if (!status.ok()) return Fail(std::move(status));
+    if (!status.ok()) return Fail(status);
     if (head_count == geometry.kv_heads) {
       plan.pieces.push_back(
           {{block, geometry.entry_offset(r.first_layer, HeadIndex(0)), r.layers * layer_bytes},
@@ -246,7 +247,7 @@ absl::Status Reader::Impl::FetchSummaries(BlockIndex first, uint32_t count, std:
     std::byte* at = into + uint64_t{i} * geometry.layers * layer_bytes;
     for (uint32_t l = 0; l < geometry.layers; ++l) {
       absl::Status status = CheckItem("summaries", i, block, l, first_head, into);
-      if (!status.ok()) return Fail(std::move(status))->Wait();
+      if (!status.ok()) return Fail(status)->Wait();
       if (head_count == geometry.kv_heads) continue;
       plan.pieces.push_back(
           {{block, geometry.summary_offset(LayerIndex(l), HeadIndex(first_head)), layer_bytes},
@@ -279,7 +280,7 @@ absl::Status Reader::Impl::FetchTopK(LayerIndex layer, HeadIndex head,
       status =
           CheckItem("blocks", i, static_cast<uint32_t>(block), layer.value(), head.value(), into);
     }
-    if (!status.ok()) return Fail(std::move(status))->Wait();
+    if (!status.ok()) return Fail(status)->Wait();
     std::byte* at = into + static_cast<int64_t>(i) * stride;
     const auto [known, is_new] = first_place.emplace(block, at);
     if (!is_new) {

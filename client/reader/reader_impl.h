@@ -16,7 +16,7 @@ namespace oasiskv {
 // Thread contract: safe for concurrent use.
 class Reader::Impl {
  public:
-  Impl(std::shared_ptr<client::Core> core, std::shared_ptr<client::Session> session,
+  Impl(const std::shared_ptr<client::Core>& core, const std::shared_ptr<client::Session>& session,
        std::shared_ptr<client::GrantState> grant, const ReaderSpec& spec,
        client::Attached attached);
 
@@ -25,7 +25,7 @@ class Reader::Impl {
   std::unique_ptr<PendingFetch> FetchLayers(std::span<const LayerRead> layers, TimePoint deadline);
   absl::Status FetchSummaries(BlockIndex first, uint32_t count, std::byte* into,
                               TimePoint deadline);
-  absl::Status FetchTopK(LayerIndex layer, HeadIndex head, std::span<const int32_t> blocks,
+  absl::Status FetchTopK(LayerIndex layer, HeadIndex head, std::span<const int32_t> list,
                          std::byte* into, int64_t stride, TimePoint deadline);
   absl::StatusOr<RegisteredBuffer> RegisterBuffer(std::span<std::byte> memory) const {
     return client::RegisterBuffer(right_->core, memory);
@@ -58,7 +58,7 @@ class Reader::Impl {
   void AddEntryCheck(client::FetchPlan* plan, size_t index, uint32_t block, uint32_t layer,
                      uint32_t head, std::byte* at) const;
   std::unique_ptr<PendingFetch> Start(client::FetchPlan plan, TimePoint deadline);
-  std::unique_ptr<PendingFetch> Fail(absl::Status error);
+  std::unique_ptr<PendingFetch> Fail(const absl::Status& error);
   std::unique_ptr<PendingFetch> Track(std::shared_ptr<client::FetchState> state);
   // A released, dead or expired reader says so before it looks at what is asked of it.
   absl::Status Usable() const { return right_->Check(); }
