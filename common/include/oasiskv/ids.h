@@ -72,6 +72,7 @@ struct FrameAddress {
     return {ArenaId(static_cast<uint16_t>(packed >> kOffsetBits)),
             packed & ((uint64_t{1} << kOffsetBits) - 1)};
   }
+  // NOLINTNEXTLINE(modernize-use-nullptr): as above
   friend constexpr auto operator<=>(const FrameAddress&, const FrameAddress&) = default;
 };
 
