@@ -5,16 +5,9 @@ import ctypes
 from oasiskv import native
 from oasiskv.geometry import Geometry, Identity
 from oasiskv.memory import address_of
-from oasiskv.native import Handle, call, text
+from oasiskv.native import Handle, call, milliseconds, text
 from oasiskv.producer import Producer
 from oasiskv.reader import Reader
-
-
-def milliseconds(seconds: float) -> int:
-    """Seconds to whole milliseconds, at least 1 for a time above 0; 0 stays 0, which means the default."""
-    if seconds < 0:
-        raise ValueError(f"a time is {seconds} s; it must not be negative")
-    return max(1, round(seconds * 1000)) if seconds else 0
 
 
 class Buffer(Handle):
@@ -33,7 +26,7 @@ class Buffer(Handle):
     def direct(self) -> bool:
         """Whether, over the present connection, fetches land in it without a copy."""
         out = ctypes.c_uint32()
-        call("buffer_direct", self.raw, ctypes.byref(out))
+        call("buffer_direct", self, ctypes.byref(out))
         return bool(out.value)
 
     def close(self) -> None:
@@ -59,11 +52,13 @@ class Client(Handle):
                  verbs_peer_timeout: float = 0):
         out = ctypes.c_void_p()
         options = native.CClientOptions(
-            address=text(address), fabric=text(fabric), rpc_timeout_ms=milliseconds(rpc_timeout),
-            read_timeout_ms=milliseconds(read_timeout), lease_ms=milliseconds(lease),
-            verify_checksums=int(verify_checksums), verbs_device=text(verbs_device) or None, verbs_port=verbs_port,
+            address=text(address, "address"), fabric=text(fabric, "fabric"),
+            rpc_timeout_ms=milliseconds(rpc_timeout, "rpc_timeout"),
+            read_timeout_ms=milliseconds(read_timeout, "read_timeout"), lease_ms=milliseconds(lease, "lease"),
+            verify_checksums=int(verify_checksums), verbs_device=text(verbs_device, "verbs_device") or None,
+            verbs_port=verbs_port,
             verbs_gid_given=int(verbs_gid_index >= 0), verbs_gid_index=max(0, verbs_gid_index),
-            verbs_peer_timeout_ms=milliseconds(verbs_peer_timeout),
+            verbs_peer_timeout_ms=milliseconds(verbs_peer_timeout, "verbs_peer_timeout"),
         )
         call("client_connect", ctypes.byref(options), ctypes.byref(out))
         super().__init__(out)
@@ -76,10 +71,10 @@ class Client(Handle):
         """
         out = ctypes.c_void_p()
         spec = native.CProducerSpec(
-            name=text(name), identity=ctypes.pointer(identity.to_c()), geometry=ctypes.pointer(geometry.to_c()),
-            blocks=blocks, checksums=int(checksums), lease_ms=milliseconds(lease),
+            name=text(name, "name"), identity=ctypes.pointer(identity.to_c()), geometry=ctypes.pointer(geometry.to_c()),
+            blocks=blocks, checksums=int(checksums), lease_ms=milliseconds(lease, "lease"),
         )
-        call("producer_open", self.raw, ctypes.byref(spec), ctypes.byref(out))
+        call("producer_open", self, ctypes.byref(spec), ctypes.byref(out))
         return Producer(out, geometry)
 
     def attach(self, name: str, identity: Identity, geometry: Geometry, *, first_head: int = 0, head_count: int = 0,
@@ -92,23 +87,24 @@ class Client(Handle):
         """
         out = ctypes.c_void_p()
         spec = native.CReaderSpec(
-            name=text(name), identity=ctypes.pointer(identity.to_c()), geometry=ctypes.pointer(geometry.to_c()),
-            first_head=first_head, head_count=head_count, lease_ms=milliseconds(lease),
-            wait_for_seal_ms=milliseconds(wait_for_seal),
+            name=text(name, "name"), identity=ctypes.pointer(identity.to_c()), geometry=ctypes.pointer(geometry.to_c()),
+            first_head=first_head, head_count=head_count, lease_ms=milliseconds(lease, "lease"),
+            wait_for_seal_ms=milliseconds(wait_for_seal, "wait_for_seal"),
         )
-        call("reader_attach", self.raw, ctypes.byref(spec), ctypes.byref(out))
+        call("reader_attach", self, ctypes.byref(spec), ctypes.byref(out))
         return Reader(out, geometry)
 
     def release_sequence(self, name: str, identity: Identity) -> bool:
         """Ends the sequence: no new attach; frames are freed when the last reader is gone. False: there was none."""
         released = ctypes.c_uint32()
-        call("client_release_sequence", self.raw, text(name), ctypes.byref(identity.to_c()), ctypes.byref(released))
+        call("client_release_sequence", self, text(name, "name"), ctypes.byref(identity.to_c()), ctypes.byref(released))
         return released.value > 0
 
     def abort(self, name: str, identity: Identity, reason: str = "") -> int:
         """Throws the sequence away: revokes all its grants at once, and returns their number."""
         revoked = ctypes.c_uint32()
-        call("client_abort", self.raw, text(name), ctypes.byref(identity.to_c()), text(reason), ctypes.byref(revoked))
+        call("client_abort", self, text(name, "name"), ctypes.byref(identity.to_c()), text(reason, "reason"),
+             ctypes.byref(revoked))
         return revoked.value
 
     def register_buffer(self, memory, nbytes: int = 0) -> Buffer:
@@ -120,21 +116,21 @@ class Client(Handle):
         if not isinstance(memory, int):
             nbytes = nbytes or memoryview(memory).nbytes
         out = ctypes.c_void_p()
-        call("buffer_register", self.raw, address_of(memory, nbytes, True, "memory"), nbytes, ctypes.byref(out))
+        call("buffer_register", self, address_of(memory, nbytes, True, "memory"), nbytes, ctypes.byref(out))
         return Buffer(out, memory)
 
     def health(self) -> None:
         """Raises PeerLost when the daemon is known to be lost."""
-        call("client_health", self.raw)
+        call("client_health", self)
 
     def describe(self) -> str:
         """One line: daemon, version, fabric and why it was chosen."""
         buffer = ctypes.create_string_buffer(1024)
-        call("client_describe", self.raw, buffer, len(buffer))
+        call("client_describe", self, buffer, len(buffer))
         return buffer.value.decode(errors="replace")
 
     def stats(self) -> dict:
         """Counters since the client was made; oasiskv_client_stats in oasiskv.h has their names."""
         out = native.CClientStats()
-        call("client_stats_get", self.raw, ctypes.byref(out))
+        call("client_stats_get", self, ctypes.byref(out))
         return out.as_dict()

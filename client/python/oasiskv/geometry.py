@@ -101,4 +101,5 @@ class Identity:
     tenant: str = ""
 
     def to_c(self) -> CIdentity:
-        return CIdentity(model=text(self.model), revision=text(self.revision), tenant=text(self.tenant))
+        return CIdentity(model=text(self.model, "model"), revision=text(self.revision, "revision"),
+                         tenant=text(self.tenant, "tenant"))

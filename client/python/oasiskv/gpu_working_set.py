@@ -9,6 +9,7 @@ import numpy as np
 from oasiskv import native
 from oasiskv.device import DeviceArray, address, device_array, stream_handle
 from oasiskv.geometry import Geometry, Packing
+from oasiskv.memory import whole_numbers
 from oasiskv.native import Handle, call
 from oasiskv.working_set import Source, options_to_c
 
@@ -114,7 +115,7 @@ class GpuWorkingSet(Handle):
     def fetch_cap(self) -> int:
         """Blocks that may change per head, layer and step."""
         out = ctypes.c_uint32()
-        call("gpu_working_set_fetch_cap", self.raw, ctypes.byref(out))
+        call("gpu_working_set_fetch_cap", self, ctypes.byref(out))
         return out.value
 
     @property
@@ -122,23 +123,23 @@ class GpuWorkingSet(Handle):
         """(stream handle, count) of the multiprocessors that `predict_processors` leaves to the step; without that option
         (None, all of the device's). torch.cuda.ExternalStream takes the handle; it lives as long as this object."""
         out = native.CGpuForeground()
-        call("gpu_working_set_foreground_get", self.raw, ctypes.byref(out))
+        call("gpu_working_set_foreground_get", self, ctypes.byref(out))
         return out.stream, out.processors
 
     def admit(self, source: Source) -> int:
         """As WorkingSet.admit; waits for its work, beside running steps."""
         slot = ctypes.c_uint32()
-        call("gpu_working_set_admit", self.raw, source.raw, ctypes.byref(slot))
+        call("gpu_working_set_admit", self, source, ctypes.byref(slot))
         return slot.value
 
     def leave(self, slot: int) -> None:
         """Waits for what is enqueued on the step's stream, then frees the slot."""
-        call("gpu_working_set_leave", self.raw, slot)
+        call("gpu_working_set_leave", self, slot)
 
     def set_rows(self, slots, stream=None) -> None:
         """The request slots of the following steps' rows, at most max_rows. Not in a capture."""
-        rows = np.atleast_1d(np.ascontiguousarray(slots, dtype=np.uint32))
-        call("gpu_working_set_set_rows", self.raw, rows.ctypes.data, len(rows), stream_handle(stream))
+        rows = whole_numbers(slots, np.uint32, "slots")
+        call("gpu_working_set_set_rows", self, rows.ctypes.data, len(rows), stream_handle(stream))
 
     def append(self, layer: int, keys, values=None, stream=None) -> None:
         """[rows, kv_heads, head_dim] in the geometry's type; None: the engine wrote the token into the pages itself."""
@@ -146,12 +147,12 @@ class GpuWorkingSet(Handle):
         values_at, values_stride = self._tokens(None if self.geometry.packing == Packing.LATENT else values, "values")
         if values_at and values_stride != stride:
             raise ValueError(f"keys have a row stride of {stride} elements, values one of {values_stride}; they must be equal")
-        call("gpu_working_set_append", self.raw, layer, keys_at, values_at, stride, stream_handle(stream))
+        call("gpu_working_set_append", self, layer, keys_at, values_at, stride, stream_handle(stream))
 
     def submit(self, layer: int, queries, stream=None, query_type: QueryType = None) -> None:
         """Queries that predict the next step: [rows, query_heads, head_dim]; give `query_type` with an address. They are
         read while later work of the stream runs: do not change them until the layer's next wait is done there."""
-        call("gpu_working_set_submit", self.raw, layer, *self._queries(queries, query_type), stream_handle(stream))
+        call("gpu_working_set_submit", self, layer, *self._queries(queries, query_type), stream_handle(stream))
 
     def submit_topk(self, layer: int, topk, k: int = None, stream=None) -> None:
         """int32 [rows, kv_heads, k] in GPU memory, best first, -1 for padding; give `k` with an address. Do not change
@@ -164,61 +165,61 @@ class GpuWorkingSet(Handle):
             topk, k = array.address, array.shape[2]
         elif k is None:
             raise ValueError("topk is an address, and k is not given; give k, the length of each list")
-        call("gpu_working_set_submit_topk", self.raw, layer, topk, k, stream_handle(stream))
+        call("gpu_working_set_submit_topk", self, layer, topk, k, stream_handle(stream))
 
     def attention_done(self, layer: int, stream=None) -> None:
-        call("gpu_working_set_attention_done", self.raw, layer, stream_handle(stream))
+        call("gpu_working_set_attention_done", self, layer, stream_handle(stream))
 
     def wait(self, layer: int, stream=None) -> None:
-        call("gpu_working_set_wait", self.raw, layer, stream_handle(stream))
+        call("gpu_working_set_wait", self, layer, stream_handle(stream))
 
     def resolve(self, layer: int, queries, policy: Miss = Miss.DEMAND, stream=None,
                 query_type: QueryType = None) -> Resolved:
         """Exact mode: the true top-K of these queries, before attention. Valid until the next resolve."""
         out = native.CGpuResolved()
-        call("gpu_working_set_resolve", self.raw, layer, *self._queries(queries, query_type), policy,
+        call("gpu_working_set_resolve", self, layer, *self._queries(queries, query_type), policy,
              stream_handle(stream), ctypes.byref(out))
         lists = (self.geometry.kv_heads, self.resident_blocks)
-        return Resolved(DeviceArray(out.blocks, (self.max_requests, *lists), "i", 4, owner=self),
-                        DeviceArray(out.pages, (self.max_rows, *lists), "i", 4, owner=self),
-                        DeviceArray(out.missing, (self.max_rows,), "u", 4, owner=self))
+        return Resolved(DeviceArray(out.blocks, (self.max_requests, *lists), "i", 4, owner=self.lease()),
+                        DeviceArray(out.pages, (self.max_rows, *lists), "i", 4, owner=self.lease()),
+                        DeviceArray(out.missing, (self.max_rows,), "u", 4, owner=self.lease()))
 
     def sample_agreement(self, layer: int, queries, stream=None, query_type: QueryType = None) -> None:
         """Capped mode: compares the top-K of these true queries with the prediction that was made for this step."""
-        call("gpu_working_set_sample_agreement", self.raw, layer, *self._queries(queries, query_type),
+        call("gpu_working_set_sample_agreement", self, layer, *self._queries(queries, query_type),
              stream_handle(stream))
 
     def end_step(self, stream=None) -> None:
-        call("gpu_working_set_end_step", self.raw, stream_handle(stream))
+        call("gpu_working_set_end_step", self, stream_handle(stream))
 
     def view(self, layer: int) -> LayerView:
         out = native.CGpuLayerView()
-        call("gpu_working_set_view", self.raw, layer, ctypes.byref(out))
+        call("gpu_working_set_view", self, layer, ctypes.byref(out))
         shape = (self.max_requests, self.geometry.kv_heads, self.resident_blocks)
-        return LayerView(out.pages, DeviceArray(out.map, shape, "i", 4, owner=self),
-                         DeviceArray(out.predicted, shape, "i", 4, owner=self), out.state)
+        return LayerView(out.pages, DeviceArray(out.map, shape, "i", 4, owner=self.lease()),
+                         DeviceArray(out.predicted, shape, "i", 4, owner=self.lease()), out.state)
 
     def rows(self) -> DeviceArray:
         """int32 [max_rows] request slots of the step's rows, at a fixed address."""
         out = native.CGpuRows()
-        call("gpu_working_set_rows_get", self.raw, ctypes.byref(out))
-        return DeviceArray(out.slots, (out.max_rows,), "i", 4, owner=self)
+        call("gpu_working_set_rows_get", self, ctypes.byref(out))
+        return DeviceArray(out.slots, (out.max_rows,), "i", 4, owner=self.lease())
 
     def stats(self, slot: int = None) -> dict:
         """Counters over all requests, or of one; oasiskv_working_set_stats in oasiskv.h has their names."""
         out = native.CWorkingSetStats()
         if slot is None:
-            call("gpu_working_set_stats_get", self.raw, ctypes.byref(out))
+            call("gpu_working_set_stats_get", self, ctypes.byref(out))
         else:
-            call("gpu_working_set_request_stats_get", self.raw, slot, ctypes.byref(out))
+            call("gpu_working_set_request_stats_get", self, slot, ctypes.byref(out))
         return out.as_dict()
 
     def check(self) -> None:
         """Raises the first error on the GPU or of a remote source since clear_error()."""
-        call("gpu_working_set_error", self.raw)
+        call("gpu_working_set_error", self)
 
     def clear_error(self) -> None:
-        call("gpu_working_set_clear_error", self.raw)
+        call("gpu_working_set_clear_error", self)
 
     def snapshot(self, layer: int, slot: int) -> Snapshot:
         """Host copies of one slot and layer; waits for the GPU."""
@@ -230,7 +231,7 @@ class GpuWorkingSet(Handle):
             "pages": np.empty((g.kv_heads, k + 1, *g.entry_shape), g.dtype),
         }
         out = native.CGpuSnapshot(**{name: array.ctypes.data for name, array in arrays.items()})
-        call("gpu_working_set_snapshot", self.raw, layer, slot, ctypes.byref(out))
+        call("gpu_working_set_snapshot", self, layer, slot, ctypes.byref(out))
         return Snapshot(**arrays, complete=out.state.complete, local_tokens=out.state.local_tokens)
 
     def _tokens(self, value, what: str):

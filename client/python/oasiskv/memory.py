@@ -31,6 +31,18 @@ def as_array(values, dtype, shape, what: str) -> np.ndarray:
     return array
 
 
+def whole_numbers(values, dtype, what: str) -> np.ndarray:
+    """`values` (one number or many) as a C-contiguous array of the integer type `dtype`. A conversion that changes a number
+    would name another block or slot: it raises TypeError or ValueError naming `what`."""
+    array = np.atleast_1d(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"{what} holds {array.dtype}; whole numbers are needed")
+    limits = np.iinfo(dtype)
+    if array.size and (array.min() < limits.min or array.max() > limits.max):
+        raise ValueError(f"{what} holds {array.min()} to {array.max()}; numbers from {limits.min} to {limits.max} are needed")
+    return np.ascontiguousarray(array, dtype=dtype)
+
+
 def view_at(address: int, shape, dtype, owner) -> np.ndarray:
     """A read-only array over memory of the library; it keeps `owner` alive."""
     count = int(np.prod(shape))

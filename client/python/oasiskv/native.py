@@ -3,9 +3,13 @@
 ctypes.CDLL drops the GIL for the length of every call.
 """
 
+import contextlib
 import ctypes
+import math
+import operator
 import os
 import pathlib
+import threading
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
 import numpy as np
@@ -22,10 +26,32 @@ def library_path() -> str:
     return str(beside) if beside.exists() else "liboasiskv.so"
 
 
+_RANGES = {
+    kind: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    for kind, bits, signed in ((c_uint32, 32, False), (c_uint64, 64, False), (c_int32, 32, True), (c_int64, 64, True))
+}
+
+
+def whole(value, kind, what: str) -> int:
+    """`value` as an integer that fits `kind`: ctypes would cut it off in silence. Raises TypeError and ValueError naming
+    `what`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} is {value!r}; a whole number is needed") from None
+    low, high = _RANGES[kind]
+    if not low <= number <= high:
+        raise ValueError(f"{what} is {number}; it must be between {low} and {high}")
+    return number
+
+
 class Struct(ctypes.Structure):
     """A structure of the C ABI; its first field is its size."""
 
     def __init__(self, **fields):
+        for name, kind in self._fields_:
+            if kind in _RANGES and name in fields:
+                fields[name] = whole(fields[name], kind, name)
         super().__init__(struct_size=ctypes.sizeof(self), **fields)
 
     def as_dict(self) -> dict:
@@ -188,9 +214,10 @@ class CKvView(ctypes.Structure):
 
 _HANDLE = c_void_p
 _OUT = POINTER(c_void_p)
-_ROWS = [_HANDLE, c_uint32, c_void_p, c_size_t]  # working set, layer, slots, rows
+_ROWS = [_HANDLE, ("layer", c_uint32), c_void_p, c_size_t]  # working set, layer, slots, rows
 
-# Name without oasiskv_ -> argument types. All of these return an error code.
+# Name without oasiskv_ -> argument types; numbers that callers give also have their name. All of these return an error
+# code.
 _FALLIBLE = {
     "set_log_level": [c_int],
     "geometry_layout": [POINTER(CGeometry), POINTER(CLayout)],
@@ -203,10 +230,15 @@ _FALLIBLE = {
     "buffer_register": [_HANDLE, c_void_p, c_size_t, _OUT],
     "buffer_direct": [_HANDLE, POINTER(c_uint32)],
     "producer_open": [_HANDLE, POINTER(CProducerSpec), _OUT],
-    "producer_extend": [_HANDLE, c_uint32],
-    "producer_write_tokens": [_HANDLE, c_uint32, c_uint64, c_uint32, CKvView, CKvView],
+    "producer_extend": [_HANDLE, ("blocks", c_uint32)],
+    "producer_write_tokens": [
+        _HANDLE, ("layer", c_uint32), ("first_token", c_uint64), ("tokens", c_uint32), CKvView, CKvView,
+    ],
     "producer_commit_written": [_HANDLE],
-    "producer_commit": [_HANDLE, c_uint32, c_uint32, c_uint32, c_uint32],
+    "producer_commit": [
+        _HANDLE, ("first_layer", c_uint32), ("layer_count", c_uint32), ("first_block", c_uint32),
+        ("block_count", c_uint32),
+    ],
     "producer_seal": [_HANDLE, POINTER(CSealSpec)],
     "producer_abort": [_HANDLE, c_char_p],
     "reader_attach": [_HANDLE, POINTER(CReaderSpec), _OUT],
@@ -215,9 +247,13 @@ _FALLIBLE = {
     "reader_release": [_HANDLE],
     "reader_fetch": [_HANDLE, c_void_p, c_size_t, c_uint64],
     "reader_fetch_start": [_HANDLE, c_void_p, c_size_t, c_uint64, _OUT],
-    "reader_fetch_layers": [_HANDLE, c_uint32, c_uint32, c_uint32, c_void_p, c_uint64],
-    "reader_fetch_summaries": [_HANDLE, c_uint32, c_uint32, c_void_p, c_uint64],
-    "reader_fetch_topk": [_HANDLE, c_uint32, c_uint32, c_void_p, c_size_t, c_void_p, c_int64, c_uint64],
+    "reader_fetch_layers": [
+        _HANDLE, ("block", c_uint32), ("first_layer", c_uint32), ("layers", c_uint32), c_void_p, c_uint64,
+    ],
+    "reader_fetch_summaries": [_HANDLE, ("first_block", c_uint32), ("blocks", c_uint32), c_void_p, c_uint64],
+    "reader_fetch_topk": [
+        _HANDLE, ("layer", c_uint32), ("head", c_uint32), c_void_p, c_size_t, c_void_p, c_int64, c_uint64,
+    ],
     "fetch_done": [_HANDLE, POINTER(c_uint32)],
     "fetch_wait": [_HANDLE],
     "fetch_cancel": [_HANDLE],
@@ -225,7 +261,7 @@ _FALLIBLE = {
     "source_stats_get": [_HANDLE, POINTER(CSourceStats)],
     "working_set_create": [POINTER(CWorkingSetOptions), _OUT],
     "working_set_admit": [_HANDLE, _HANDLE, POINTER(c_uint32)],
-    "working_set_leave": [_HANDLE, c_uint32],
+    "working_set_leave": [_HANDLE, ("slot", c_uint32)],
     "working_set_append": [*_ROWS, c_void_p, c_void_p],
     "working_set_submit": [*_ROWS, c_void_p],
     "working_set_submit_topk": [*_ROWS, c_void_p, c_uint32],
@@ -233,32 +269,32 @@ _FALLIBLE = {
     "working_set_wait": _ROWS,
     "working_set_resolve": [*_ROWS, c_void_p],
     "working_set_sample_agreement": [*_ROWS, c_void_p],
-    "working_set_view": [_HANDLE, c_uint32, c_uint32, POINTER(CResidentView)],
+    "working_set_view": [_HANDLE, ("layer", c_uint32), ("slot", c_uint32), POINTER(CResidentView)],
     "working_set_fetch_cap": [_HANDLE, POINTER(c_uint32)],
     "working_set_stats_get": [_HANDLE, POINTER(CWorkingSetStats)],
     "gpu_working_set_create": [POINTER(CGpuWorkingSetOptions), _OUT],
     "gpu_working_set_admit": [_HANDLE, _HANDLE, POINTER(c_uint32)],
-    "gpu_working_set_leave": [_HANDLE, c_uint32],
+    "gpu_working_set_leave": [_HANDLE, ("slot", c_uint32)],
     "gpu_working_set_set_rows": [_HANDLE, c_void_p, c_size_t, c_void_p],
     "gpu_working_set_foreground_get": [_HANDLE, POINTER(CGpuForeground)],
     "gpu_working_set_rows_get": [_HANDLE, POINTER(CGpuRows)],
-    "gpu_working_set_append": [_HANDLE, c_uint32, c_void_p, c_void_p, c_int64, c_void_p],
-    "gpu_working_set_submit": [_HANDLE, c_uint32, c_void_p, c_uint32, c_int64, c_void_p],
-    "gpu_working_set_submit_topk": [_HANDLE, c_uint32, c_void_p, c_uint32, c_void_p],
-    "gpu_working_set_attention_done": [_HANDLE, c_uint32, c_void_p],
-    "gpu_working_set_wait": [_HANDLE, c_uint32, c_void_p],
+    "gpu_working_set_append": [_HANDLE, ("layer", c_uint32), c_void_p, c_void_p, c_int64, c_void_p],
+    "gpu_working_set_submit": [_HANDLE, ("layer", c_uint32), c_void_p, ("query_type", c_uint32), c_int64, c_void_p],
+    "gpu_working_set_submit_topk": [_HANDLE, ("layer", c_uint32), c_void_p, ("k", c_uint32), c_void_p],
+    "gpu_working_set_attention_done": [_HANDLE, ("layer", c_uint32), c_void_p],
+    "gpu_working_set_wait": [_HANDLE, ("layer", c_uint32), c_void_p],
     "gpu_working_set_resolve": [
-        _HANDLE, c_uint32, c_void_p, c_uint32, c_int64, c_uint32, c_void_p, POINTER(CGpuResolved),
+        _HANDLE, ("layer", c_uint32), c_void_p, c_uint32, c_int64, c_uint32, c_void_p, POINTER(CGpuResolved),
     ],
-    "gpu_working_set_sample_agreement": [_HANDLE, c_uint32, c_void_p, c_uint32, c_int64, c_void_p],
+    "gpu_working_set_sample_agreement": [_HANDLE, ("layer", c_uint32), c_void_p, c_uint32, c_int64, c_void_p],
     "gpu_working_set_end_step": [_HANDLE, c_void_p],
-    "gpu_working_set_view": [_HANDLE, c_uint32, POINTER(CGpuLayerView)],
+    "gpu_working_set_view": [_HANDLE, ("layer", c_uint32), POINTER(CGpuLayerView)],
     "gpu_working_set_fetch_cap": [_HANDLE, POINTER(c_uint32)],
     "gpu_working_set_stats_get": [_HANDLE, POINTER(CWorkingSetStats)],
-    "gpu_working_set_request_stats_get": [_HANDLE, c_uint32, POINTER(CWorkingSetStats)],
+    "gpu_working_set_request_stats_get": [_HANDLE, ("slot", c_uint32), POINTER(CWorkingSetStats)],
     "gpu_working_set_error": [_HANDLE],
     "gpu_working_set_clear_error": [_HANDLE],
-    "gpu_working_set_snapshot": [_HANDLE, c_uint32, c_uint32, POINTER(CGpuSnapshot)],
+    "gpu_working_set_snapshot": [_HANDLE, ("layer", c_uint32), ("slot", c_uint32), POINTER(CGpuSnapshot)],
 }
 _FREES = ("client", "buffer", "producer", "reader", "fetch", "source", "working_set", "gpu_working_set")
 
@@ -267,11 +303,12 @@ _lib.oasiskv_last_error.restype = c_char_p
 _lib.oasiskv_version.restype = c_char_p
 _lib.oasiskv_crc32c.restype = c_uint32
 _lib.oasiskv_crc32c.argtypes = [c_void_p, c_size_t, c_uint32]
-_FUNCTIONS = {}
+_FUNCTIONS = {}  # name -> (function, [(position, name, type) of each number that is checked])
 for _name, _args in _FALLIBLE.items():
-    _FUNCTIONS[_name] = getattr(_lib, "oasiskv_" + _name)
-    _FUNCTIONS[_name].restype = c_int
-    _FUNCTIONS[_name].argtypes = _args
+    _function = getattr(_lib, "oasiskv_" + _name)
+    _function.restype = c_int
+    _function.argtypes = [a[1] if isinstance(a, tuple) else a for a in _args]
+    _FUNCTIONS[_name] = (_function, [(i, *a) for i, a in enumerate(_args) if isinstance(a, tuple)])
 for _name in _FREES:
     _free = getattr(_lib, f"oasiskv_{_name}_free")
     _free.restype = None
@@ -279,30 +316,67 @@ for _name in _FREES:
 
 
 def call(name: str, *args) -> None:
-    """Calls oasiskv_<name>; raises the exception for its error code."""
-    code = _FUNCTIONS[name](*args)
-    if code != 0:
-        raise error_for(code, _lib.oasiskv_last_error().decode(errors="replace"))
+    """Calls oasiskv_<name>; raises the exception for its error code. Handles among the arguments are in use until it
+    returns."""
+    function, numbers = _FUNCTIONS[name]
+    args = list(args)
+    for position, what, kind in numbers:
+        args[position] = whole(args[position], kind, what)
+    with contextlib.ExitStack() as stack:
+        for position, argument in enumerate(args):
+            if isinstance(argument, Handle):
+                args[position] = stack.enter_context(argument.in_use())
+        code = function(*args)
+        if code != 0:
+            raise error_for(code, _lib.oasiskv_last_error().decode(errors="replace"))
 
 
 class Handle:
-    """Owner of one handle of the C ABI. close() frees it; using it afterwards raises ValueError."""
+    """Thread contract: close() is safe beside calls of other threads: it waits for those that run, and later ones raise
+    ValueError. What else is safe is said where a kind of handle is defined.
+
+    Owner of one handle of the C ABI. It cannot be copied: two owners would free it twice.
+    """
 
     _kind: str  # "client", "reader", ...
 
     def __init__(self, pointer: c_void_p):
         self._pointer = pointer
+        self._open = True
+        self._calls = 0
+        self._leases = 0
+        self._changed = threading.Condition()
 
-    @property
-    def raw(self) -> c_void_p:
-        if not self._pointer:
-            raise ValueError(f"this {self._kind} is closed")
-        return self._pointer
+    @contextlib.contextmanager
+    def in_use(self):
+        """The pointer, for one call."""
+        with self._changed:
+            if not self._open:
+                raise ValueError(f"this {self._kind} is closed")
+            self._calls += 1
+        try:
+            yield self._pointer
+        finally:
+            with self._changed:
+                self._calls -= 1
+                self._changed.notify_all()
+
+    def lease(self) -> "_Lease":
+        """Keeps the handle's memory, as long as it lives, also when the handle is closed meanwhile."""
+        return _Lease(self)
 
     def close(self) -> None:
-        pointer, self._pointer = getattr(self, "_pointer", None), None
-        if pointer:
-            getattr(_lib, f"oasiskv_{self._kind}_free")(pointer)
+        with self._changed:
+            self._open = False
+            while self._calls:
+                self._changed.wait()
+            self._free_if_unused()
+
+    def _free_if_unused(self) -> None:
+        if self._open or self._leases or not self._pointer:
+            return
+        pointer, self._pointer = self._pointer, None
+        getattr(_lib, f"oasiskv_{self._kind}_free")(pointer)
 
     def __enter__(self):
         return self
@@ -310,12 +384,49 @@ class Handle:
     def __exit__(self, *exc):
         self.close()
 
+    def __copy__(self):
+        raise TypeError(f"a {self._kind} cannot be copied")
+
+    def __deepcopy__(self, memo):
+        return self.__copy__()
+
+    def __reduce__(self):
+        raise TypeError(f"a {self._kind} cannot be pickled")
+
     def __del__(self):
-        self.close()
+        if hasattr(self, "_changed"):  # else its making failed
+            self.close()
 
 
-def text(value) -> bytes:
-    return value.encode() if isinstance(value, str) else value
+class _Lease:
+    """See Handle.lease."""
+
+    def __init__(self, handle: Handle):
+        self._handle = handle
+        with handle._changed:
+            handle._leases += 1
+
+    def __del__(self):
+        with self._handle._changed:
+            self._handle._leases -= 1
+            self._handle._free_if_unused()
+
+
+def text(value, what: str) -> bytes:
+    """UTF-8 for the C ABI. Raises TypeError and ValueError naming `what`."""
+    if not isinstance(value, (str, bytes)):
+        raise TypeError(f"{what} is {value!r}; a string is needed")
+    encoded = value.encode() if isinstance(value, str) else value
+    if b"\0" in encoded:
+        raise ValueError(f"{what} is {value!r}; it must not hold a zero byte")
+    return encoded
+
+
+def milliseconds(seconds: float, what: str = "timeout") -> int:
+    """Seconds to whole milliseconds, at least 1 for a time above 0; 0 stays 0, which means the default."""
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{what} is {seconds} s; it must be 0 or more")
+    return max(1, round(seconds * 1000)) if seconds else 0
 
 
 def version() -> str:

@@ -24,7 +24,7 @@ class Producer(Handle):
 
     def extend(self, blocks: int) -> None:
         """Reserves `blocks` more frames. Raises Capacity; then nothing has changed."""
-        call("producer_extend", self.raw, blocks)
+        call("producer_extend", self, blocks)
 
     def write_tokens(self, layer: int, first_token: int, keys: np.ndarray, values: np.ndarray = None) -> None:
         """Keys and values [tokens, kv_heads, head_dim] of consecutive tokens of one layer, in the geometry's dtype.
@@ -34,22 +34,22 @@ class Producer(Handle):
         (beyond the reserved blocks), ValueError (shape or dtype).
         """
         tokens = keys.shape[0]
-        call("producer_write_tokens", self.raw, layer, first_token, tokens, self._view(keys, tokens, "keys"),
+        call("producer_write_tokens", self, layer, first_token, tokens, self._view(keys, tokens, "keys"),
              self._view(values, tokens, "values"))
 
     def write_tokens_at(self, layer: int, first_token: int, tokens: int, keys: int, values: int, token_stride: int,
                         head_stride: int) -> None:
         """As write_tokens, from addresses; strides in bytes."""
-        call("producer_write_tokens", self.raw, layer, first_token, tokens,
+        call("producer_write_tokens", self, layer, first_token, tokens,
              native.CKvView(keys, token_stride, head_stride), native.CKvView(values, token_stride, head_stride))
 
     def commit_written(self) -> None:
         """Publishes every block whose tokens are all written."""
-        call("producer_commit_written", self.raw)
+        call("producer_commit_written", self)
 
     def commit(self, first_layer: int, layer_count: int, first_block: int, block_count: int) -> None:
         """Publishes layers x blocks. Raises NotCommitted when one of them is not written whole."""
-        call("producer_commit", self.raw, first_layer, layer_count, first_block, block_count)
+        call("producer_commit", self, first_layer, layer_count, first_block, block_count)
 
     def seal(self, token_count: int, *, first_queries: np.ndarray = None, top_k: int = 128,
              combine: Combine = Combine.MAX, bound_weight: float = 1.0, blob: bytes = b"") -> None:
@@ -68,11 +68,11 @@ class Producer(Handle):
                                "first_queries")
             spec.first_queries = queries.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
             spec.query_heads = queries.shape[1]
-        call("producer_seal", self.raw, ctypes.byref(spec))
+        call("producer_seal", self, ctypes.byref(spec))
 
     def abort(self, reason: str = "") -> None:
         """Throws the sequence away."""
-        call("producer_abort", self.raw, text(reason))
+        call("producer_abort", self, text(reason, "reason"))
 
     def _view(self, array, tokens: int, what: str) -> native.CKvView:
         g = self.geometry

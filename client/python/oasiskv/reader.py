@@ -6,8 +6,8 @@ import numpy as np
 
 from oasiskv import native
 from oasiskv.geometry import Geometry
-from oasiskv.memory import address_of
-from oasiskv.native import Handle, call
+from oasiskv.memory import address_of, whole_numbers
+from oasiskv.native import Handle, call, milliseconds
 
 # The C structure oasiskv_entry_read.
 ENTRY_READ = np.dtype([("block", "<u4"), ("layer", "<u4"), ("head", "<u4"), ("into", "<u8")], align=True)
@@ -25,15 +25,15 @@ class Fetch(Handle):
 
     def done(self) -> bool:
         out = ctypes.c_uint32()
-        call("fetch_done", self.raw, ctypes.byref(out))
+        call("fetch_done", self, ctypes.byref(out))
         return bool(out.value)
 
     def wait(self) -> None:
         """Returns when all bytes are there and the grant was still valid after that. Raises as Reader.fetch does."""
-        call("fetch_wait", self.raw)
+        call("fetch_wait", self)
 
     def cancel(self) -> None:
-        call("fetch_cancel", self.raw)
+        call("fetch_cancel", self)
 
 
 class Reader(Handle):
@@ -50,7 +50,7 @@ class Reader(Handle):
         super().__init__(pointer)
         self.geometry = geometry
         info = native.CReaderInfo()
-        call("reader_info_get", self.raw, ctypes.byref(info))
+        call("reader_info_get", self, ctypes.byref(info))
         self.sealed = bool(info.sealed)
         self.token_count = info.token_count
         self.blocks = info.blocks
@@ -69,14 +69,14 @@ class Reader(Handle):
     def fetch(self, blocks, layers, heads, into=None, timeout: float = 0) -> np.ndarray:
         """Fetches entry (blocks[i], layers[i], heads[i]) to into[i], shape as entries_array; scalars are broadcast."""
         reads, into = self._reads(blocks, layers, heads, into)
-        call("reader_fetch", self.raw, reads.ctypes.data, len(reads), _ms(timeout))
+        call("reader_fetch", self, reads.ctypes.data, len(reads), milliseconds(timeout))
         return into
 
     def fetch_start(self, blocks, layers, heads, into=None, timeout: float = 0):
         """Starts what fetch does, and returns (Fetch, into) at once."""
         reads, into = self._reads(blocks, layers, heads, into)
         out = ctypes.c_void_p()
-        call("reader_fetch_start", self.raw, reads.ctypes.data, len(reads), _ms(timeout), ctypes.byref(out))
+        call("reader_fetch_start", self, reads.ctypes.data, len(reads), milliseconds(timeout), ctypes.byref(out))
         return Fetch(out, into), into
 
     def fetch_layers(self, block: int, first_layer: int = 0, layers: int = 0, into=None, timeout: float = 0):
@@ -85,8 +85,8 @@ class Reader(Handle):
         if into is None:
             into = self.entries_array(layers * self.head_count)
         need = layers * self.head_count * self.geometry.entry_bytes
-        call("reader_fetch_layers", self.raw, block, first_layer, layers, address_of(into, need, True, "into"),
-             _ms(timeout))
+        call("reader_fetch_layers", self, block, first_layer, layers, address_of(into, need, True, "into"),
+             milliseconds(timeout))
         if isinstance(into, np.ndarray) and into.nbytes == need:
             return into.reshape(layers, self.head_count, *self.geometry.entry_shape)
         return into
@@ -97,34 +97,32 @@ class Reader(Handle):
         if into is None:
             into = np.empty((blocks, g.layers, self.head_count, 2, g.head_dim), dtype=g.dtype)
         need = blocks * g.layers * self.head_count * g.summary_bytes
-        call("reader_fetch_summaries", self.raw, first_block, blocks, address_of(into, need, True, "into"),
-             _ms(timeout))
+        call("reader_fetch_summaries", self, first_block, blocks, address_of(into, need, True, "into"),
+             milliseconds(timeout))
         return into
 
     def fetch_topk(self, layer: int, head: int, blocks, into=None, timeout: float = 0) -> np.ndarray:
         """Fetches blocks[i] of one layer and head to into[i], shape as entries_array. -1 is padding, for which nothing is
         written; a block named twice is fetched once. Another number out of range raises OutOfRange with its index."""
-        blocks = np.ascontiguousarray(blocks, dtype=np.int32)
+        blocks = whole_numbers(blocks, np.int32, "blocks")
         if into is None:
             into = np.zeros((len(blocks), *self.geometry.entry_shape), dtype=self.geometry.dtype)
         stride = self.geometry.entry_bytes
-        call("reader_fetch_topk", self.raw, layer, head, blocks.ctypes.data, len(blocks),
-             address_of(into, stride * len(blocks), True, "into"), stride, _ms(timeout))
+        call("reader_fetch_topk", self, layer, head, blocks.ctypes.data, len(blocks),
+             address_of(into, stride * len(blocks), True, "into"), stride, milliseconds(timeout))
         return into
 
     def health(self) -> None:
         """Raises LeaseExpired, Stale or PeerLost when the grant cannot be used now."""
-        call("reader_health", self.raw)
+        call("reader_health", self)
 
     def release(self) -> None:
         """Gives the grant back now; fetches after it raise Stale."""
-        call("reader_release", self.raw)
+        call("reader_release", self)
 
     def _reads(self, blocks, layers, heads, into):
-        blocks, layers, heads = np.broadcast_arrays(*(np.atleast_1d(a) for a in (blocks, layers, heads)))
-        for name, array in (("blocks", blocks), ("layers", layers), ("heads", heads)):
-            if array.size and (array.min() < 0 or array.max() >= 1 << 32):
-                raise ValueError(f"{name} holds {array.min()} to {array.max()}; entry numbers are 0 to 2^32 - 1")
+        named = (("blocks", blocks), ("layers", layers), ("heads", heads))
+        blocks, layers, heads = np.broadcast_arrays(*(whole_numbers(array, np.uint32, name) for name, array in named))
         count, size = blocks.size, self.geometry.entry_bytes
         if into is None:
             into = self.entries_array(count)
@@ -133,7 +131,3 @@ class Reader(Handle):
         base = address_of(into, count * size, True, "into")
         reads["into"] = base + np.arange(count, dtype=np.uint64) * np.uint64(size)
         return reads, into
-
-
-def _ms(seconds: float) -> int:
-    return max(1, round(seconds * 1000)) if seconds else 0

@@ -1,5 +1,6 @@
 """The decode side's working set; oasiskv/working_set.h has the order of calls in a step."""
 
+import contextlib
 import ctypes
 import enum
 from dataclasses import dataclass
@@ -8,8 +9,8 @@ import numpy as np
 
 from oasiskv import native
 from oasiskv.geometry import Combine, Geometry, Packing, bound_weight_to_c
-from oasiskv.memory import as_array, view_at
-from oasiskv.native import Handle, call
+from oasiskv.memory import as_array, view_at, whole_numbers
+from oasiskv.native import Handle, call, milliseconds
 
 
 class HostCache(enum.IntEnum):
@@ -47,16 +48,18 @@ class Source(Handle):
     _kind = "source"
 
     def __init__(self, *readers, host_cache: HostCache = HostCache.AUTO, host_cache_bytes: int = 0):
-        handles = (ctypes.c_void_p * len(readers))(*(r.raw for r in readers))
         options = native.CSourceOptions(host_cache=host_cache, host_cache_bytes=host_cache_bytes)
         out = ctypes.c_void_p()
-        call("source_make", handles, len(readers), ctypes.byref(options), ctypes.byref(out))
+        with contextlib.ExitStack() as stack:
+            pointers = [stack.enter_context(reader.in_use()) for reader in readers]
+            call("source_make", (ctypes.c_void_p * len(readers))(*pointers), len(readers), ctypes.byref(options),
+                 ctypes.byref(out))
         super().__init__(out)
 
     def stats(self) -> dict:
         """Counters: remote_bytes, remote_entries, host_hits, host_bytes, written_back."""
         out = native.CSourceStats()
-        call("source_stats_get", self.raw, ctypes.byref(out))
+        call("source_stats_get", self, ctypes.byref(out))
         return out.as_dict()
 
 
@@ -68,7 +71,7 @@ def options_to_c(geometry: Geometry, query_heads: int, *, resident_blocks: int =
     return native.CWorkingSetOptions(
         geometry=ctypes.pointer(geometry.to_c()), query_heads=query_heads, resident_blocks=resident_blocks,
         fetch_ratio=fetch_ratio if fetch_ratio > 0 else -1.0, mode=mode, combine=combine, late=late, loss=loss,
-        late_deadline_ms=max(1, round(late_deadline * 1000)), max_requests=max_requests, max_blocks=max_blocks,
+        late_deadline_ms=max(1, milliseconds(late_deadline, "late_deadline")), max_requests=max_requests, max_blocks=max_blocks,
         bound_weight=bound_weight_to_c(bound_weight), summaries=_summaries_to_c(summaries), ranked_blocks=ranked_blocks,
     )
 
@@ -125,24 +128,24 @@ class WorkingSet(Handle):
     def fetch_cap(self) -> int:
         """Blocks that may change per head, layer and step."""
         out = ctypes.c_uint32()
-        call("working_set_fetch_cap", self.raw, ctypes.byref(out))
+        call("working_set_fetch_cap", self, ctypes.byref(out))
         return out.value
 
     def admit(self, source: Source) -> int:
         """Pulls summaries and the first working set; returns the request's slot. Raises Capacity (no free slot, or too
         many blocks), GeometryMismatch, and what the source raises."""
         slot = ctypes.c_uint32()
-        call("working_set_admit", self.raw, source.raw, ctypes.byref(slot))
+        call("working_set_admit", self, source, ctypes.byref(slot))
         return slot.value
 
     def leave(self, slot: int) -> None:
         """Ends a request: waits for its transfers and frees the slot."""
-        call("working_set_leave", self.raw, slot)
+        call("working_set_leave", self, slot)
 
     def wait(self, layer: int, slots) -> None:
         """Waits for the transfer that the step before submitted for this step."""
         rows = _slots(slots)
-        call("working_set_wait", self.raw, layer, rows.ctypes.data, len(rows))
+        call("working_set_wait", self, layer, rows.ctypes.data, len(rows))
 
     def append(self, layer: int, slots, keys: np.ndarray, values: np.ndarray = None) -> None:
         """Adds each row's new token to its local block; no values for latent packing."""
@@ -155,7 +158,7 @@ class WorkingSet(Handle):
         else:
             values = _same_dtype(values, g, shape, "values")
             values_address = values.ctypes.data
-        call("working_set_append", self.raw, layer, rows.ctypes.data, len(rows), keys.ctypes.data, values_address)
+        call("working_set_append", self, layer, rows.ctypes.data, len(rows), keys.ctypes.data, values_address)
 
     def submit(self, layer: int, slots, queries: np.ndarray) -> None:
         """Predicts the next step with these queries, and starts its selection."""
@@ -165,7 +168,7 @@ class WorkingSet(Handle):
         """As submit, with ready top-K lists: int32 [rows, kv_heads, k], -1 for padding."""
         rows = _slots(slots)
         topk = as_array(topk, np.int32, (len(rows), self.geometry.kv_heads, None), "topk")
-        call("working_set_submit_topk", self.raw, layer, rows.ctypes.data, len(rows), topk.ctypes.data, topk.shape[2])
+        call("working_set_submit_topk", self, layer, rows.ctypes.data, len(rows), topk.ctypes.data, topk.shape[2])
 
     def resolve(self, layer: int, slots, queries: np.ndarray) -> None:
         """Exact mode: makes the true top-K of these queries resident now."""
@@ -178,16 +181,16 @@ class WorkingSet(Handle):
     def attention_done(self, layer: int, slots) -> None:
         """From here on the transfer for the next step may overwrite pages."""
         rows = _slots(slots)
-        call("working_set_attention_done", self.raw, layer, rows.ctypes.data, len(rows))
+        call("working_set_attention_done", self, layer, rows.ctypes.data, len(rows))
 
     def view(self, layer: int, slot: int) -> ResidentView:
         """The pages that attention reads."""
         out = native.CResidentView()
-        call("working_set_view", self.raw, layer, slot, ctypes.byref(out))
+        call("working_set_view", self, layer, slot, ctypes.byref(out))
         g, k = self.geometry, self.resident_blocks
         return ResidentView(
-            pages=view_at(out.pages, (g.kv_heads, k + 1, *g.entry_shape), g.dtype, self),
-            map=view_at(out.map, (g.kv_heads, k), np.int32, self),
+            pages=view_at(out.pages, (g.kv_heads, k + 1, *g.entry_shape), g.dtype, self.lease()),
+            map=view_at(out.map, (g.kv_heads, k), np.int32, self.lease()),
             local_tokens=out.local_tokens,
             local_block=out.local_block,
         )
@@ -195,17 +198,17 @@ class WorkingSet(Handle):
     def stats(self) -> dict:
         """Counters over all requests; oasiskv_working_set_stats in oasiskv.h has their names."""
         out = native.CWorkingSetStats()
-        call("working_set_stats_get", self.raw, ctypes.byref(out))
+        call("working_set_stats_get", self, ctypes.byref(out))
         return out.as_dict()
 
     def _with_queries(self, name: str, layer: int, slots, queries) -> None:
         rows = _slots(slots)
         queries = as_array(queries, np.float32, (len(rows), self.query_heads, self.geometry.head_dim), "queries")
-        call(name, self.raw, layer, rows.ctypes.data, len(rows), queries.ctypes.data)
+        call(name, self, layer, rows.ctypes.data, len(rows), queries.ctypes.data)
 
 
 def _slots(slots) -> np.ndarray:
-    return np.atleast_1d(np.ascontiguousarray(slots, dtype=np.uint32))
+    return whole_numbers(slots, np.uint32, "slots")
 
 
 def _same_dtype(array: np.ndarray, geometry: Geometry, shape, what: str) -> np.ndarray:
