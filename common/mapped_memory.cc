@@ -74,8 +74,9 @@ absl::StatusOr<UniqueFd> CreateMemfd(absl::string_view name, uint64_t bytes, Pag
   if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     return ErrnoError(absl::StrFormat("memfd of %d bytes", bytes), errno);
   }
-  // The size is final: no side gets a SIGBUS because another one truncated the file.
-  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+  // The size is final: no side gets a SIGBUS because another one truncated the file. No seal comes
+  // after these: a writer could else forbid every later writer to map the file.
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return ErrnoError("sealing a memfd's size", errno);
   }
   // A reader's descriptor must not be reopened for writing by another user through /proc.

@@ -22,14 +22,14 @@ absl::StatusOr<uint32_t> Client::ReleaseSequences(const std::vector<std::string>
                                                   const Identity& identity) {
   Core& core = *impl_->core;
   const Duration timeout = core.options().rpc_timeout;
+  const CallToken token = client::DrawToken();
   uint32_t released = 0;
-  OASISKV_RETURN_IF_ERROR(
-      core.OnSession(Clock::Real().Now() + timeout, client::Repeat::kAlways,
-                     [&](const std::shared_ptr<Session>& session) -> absl::Status {
-                       OASISKV_ASSIGN_OR_RETURN(
-                           released, session->control().ReleaseSequences(names, identity, timeout));
-                       return absl::OkStatus();
-                     }));
+  OASISKV_RETURN_IF_ERROR(core.OnSession(
+      Clock::Real().Now() + timeout, [&](const std::shared_ptr<Session>& session) -> absl::Status {
+        OASISKV_ASSIGN_OR_RETURN(
+            released, session->control().ReleaseSequences(names, identity, token, timeout));
+        return absl::OkStatus();
+      }));
   return released;
 }
 
@@ -37,14 +37,14 @@ absl::StatusOr<uint32_t> Client::Abort(const std::string& name, const Identity& 
                                        const std::string& reason) {
   Core& core = *impl_->core;
   const Duration timeout = core.options().rpc_timeout;
+  const CallToken token = client::DrawToken();
   uint32_t revoked = 0;
-  OASISKV_RETURN_IF_ERROR(
-      core.OnSession(Clock::Real().Now() + timeout, client::Repeat::kAlways,
-                     [&](const std::shared_ptr<Session>& session) -> absl::Status {
-                       OASISKV_ASSIGN_OR_RETURN(
-                           revoked, session->control().Abort(name, identity, reason, timeout));
-                       return absl::OkStatus();
-                     }));
+  OASISKV_RETURN_IF_ERROR(core.OnSession(
+      Clock::Real().Now() + timeout, [&](const std::shared_ptr<Session>& session) -> absl::Status {
+        OASISKV_ASSIGN_OR_RETURN(revoked, session->control().Abort(name, SequenceId(), identity,
+                                                                   reason, token, timeout));
+        return absl::OkStatus();
+      }));
   return revoked;
 }
 

@@ -2,7 +2,10 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <cstring>
+#include <random>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -21,6 +24,12 @@ constexpr int kMaxReceiveBytes = 64 << 20;
 // A restarted daemon is found again soon; the session adds its own back-off with jitter above it.
 constexpr int kReconnectBackoffMs = 50;
 constexpr int kMaxReconnectBackoffMs = 1000;
+
+// An answer may be lost with its connection: the call is repeated, soon, and not for long, since the
+// daemon may be gone too.
+constexpr int kMostRepeats = 3;
+constexpr auto kFirstPause = std::chrono::milliseconds(5);
+constexpr char kErrorCodeKey[] = "oasiskv-error-code";
 
 uint64_t ToMillis(Duration d) {
   // Rounded up: 0 would mean "the default" to the daemon.
@@ -45,6 +54,12 @@ GivenGrant ToGrant(const v1::Grant& message, MonotonicTime sent) {
 
 }  // namespace
 
+CallToken DrawToken() {
+  std::random_device device;
+  const uint64_t bits = uint64_t{device()} << 32 | device();
+  return CallToken(std::max<uint64_t>(bits, 1));
+}
+
 struct ControlChannel::Rpc {
   std::string address;
   std::unique_ptr<v1::KvMemory::Stub> stub;
@@ -57,18 +72,28 @@ struct ControlChannel::Rpc {
                     grpc::Status (v1::KvMemory::Stub::*call)(grpc::ClientContext*, const Request&,
                                                              Response*),
                     const Request& request, Response* response, Duration timeout) const {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() +
-                         std::chrono::duration_cast<std::chrono::system_clock::duration>(timeout));
-    const grpc::Status status = ((*stub).*call)(&context, request, response);
-    return status.ok() ? absl::OkStatus() : ToStatus(method, context, status);
+    const auto deadline = std::chrono::system_clock::now() +
+                          std::chrono::duration_cast<std::chrono::system_clock::duration>(timeout);
+    auto pause = kFirstPause;
+    for (int repeats = 0;; ++repeats, pause *= 4) {
+      grpc::ClientContext context;
+      context.set_deadline(deadline);
+      const grpc::Status status = ((*stub).*call)(&context, request, response);
+      if (status.ok()) return absl::OkStatus();
+      const bool lost = status.error_code() == grpc::StatusCode::UNAVAILABLE &&
+                        !context.GetServerTrailingMetadata().contains(kErrorCodeKey);
+      if (!lost || repeats == kMostRepeats || std::chrono::system_clock::now() + pause > deadline) {
+        return ToStatus(method, context, status);
+      }
+      std::this_thread::sleep_for(pause);
+    }
   }
 };
 
 absl::Status ControlChannel::Rpc::ToStatus(const char* method, const grpc::ClientContext& context,
                                            const grpc::Status& status) const {
   const auto& trailers = context.GetServerTrailingMetadata();
-  if (auto it = trailers.find("oasiskv-error-code"); it != trailers.end()) {
+  if (auto it = trailers.find(kErrorCodeKey); it != trailers.end()) {
     int value = 0;
     if (absl::SimpleAtoi(std::string(it->second.data(), it->second.size()), &value) && value != 0) {
       const auto code = static_cast<ErrorCode>(value);
@@ -137,22 +162,34 @@ absl::StatusOr<GivenGrant> ControlChannel::Open(const OpenCall& call, Duration t
   request.set_lease_ms(ToMillis(call.lease));
   request.set_writer_connection(call.connection.value());
   request.set_checksums(call.checksums);
+  request.set_token(call.token.value());
   v1::OpenResponse response;
   const MonotonicTime sent = Clock::Real().Now();
   OASISKV_RETURN_IF_ERROR(
       rpc_->Call("Open", &v1::KvMemory::Stub::Open, request, &response, timeout));
-  return ToGrant(response.grant(), sent);
+  GivenGrant given = ToGrant(response.grant(), sent);
+  given.sequence = SequenceId(response.sequence_id());
+  return given;
 }
 
-absl::StatusOr<std::vector<FrameAddress>> ControlChannel::Extend(GrantKey grant, uint32_t blocks,
+absl::StatusOr<std::vector<FrameAddress>> ControlChannel::Extend(GrantKey grant,
+                                                                 uint32_t first_block,
+                                                                 uint32_t blocks,
                                                                  Duration timeout) {
   v1::ExtendRequest request;
   request.set_grant_id(grant.id.value());
   request.set_epoch(grant.epoch.value());
+  request.set_expected_first_block(first_block);
   request.set_blocks(blocks);
   v1::ExtendResponse response;
   OASISKV_RETURN_IF_ERROR(
       rpc_->Call("Extend", &v1::KvMemory::Stub::Extend, request, &response, timeout));
+  if (response.first_block() != first_block || response.frames_size() != static_cast<int>(blocks)) {
+    return MakeError(ErrorCode::kInternal,
+                     absl::StrCat("Extend: blocks [", first_block, ", ", first_block + blocks,
+                                  ") asked, the daemon gave ", response.frames_size(), " from ",
+                                  response.first_block()));
+  }
   std::vector<FrameAddress> frames;
   frames.reserve(response.frames_size());
   for (const uint64_t frame : response.frames()) frames.push_back(FrameAddress::Unpack(frame));
@@ -197,6 +234,7 @@ absl::StatusOr<Attached> ControlChannel::Attach(const AttachCall& call, Duration
   request.set_head_count(call.head_count);
   request.set_lease_ms(ToMillis(call.lease));
   request.set_wait_for_seal_ms(ToMillis(call.wait_for_seal));
+  request.set_token(call.token.value());
   v1::AttachResponse response;
   const MonotonicTime sent = Clock::Real().Now();
   OASISKV_RETURN_IF_ERROR(rpc_->Call("Attach", &v1::KvMemory::Stub::Attach, request, &response,
@@ -247,27 +285,38 @@ absl::Status ControlChannel::Release(std::span<const GrantKey> grants, Duration 
 }
 
 absl::StatusOr<uint32_t> ControlChannel::ReleaseSequences(const std::vector<std::string>& names,
-                                                          const Identity& identity,
+                                                          const Identity& identity, CallToken token,
                                                           Duration timeout) {
   v1::ReleaseRequest request;
-  for (const std::string& name : names) request.add_sequences(name);
+  for (const std::string& name : names) request.add_sequences()->set_name(name);
   wire::ToMessage(identity, *request.mutable_identity());
+  request.set_token(token.value());
   v1::ReleaseResponse response;
   OASISKV_RETURN_IF_ERROR(
       rpc_->Call("Release", &v1::KvMemory::Stub::Release, request, &response, timeout));
   return response.sequences_released();
 }
 
-absl::StatusOr<uint32_t> ControlChannel::Abort(const std::string& name, const Identity& identity,
-                                               const std::string& reason, Duration timeout) {
+absl::StatusOr<uint32_t> ControlChannel::Abort(const std::string& name, SequenceId sequence,
+                                               const Identity& identity, const std::string& reason,
+                                               CallToken token, Duration timeout) {
   v1::AbortRequest request;
   request.set_name(name);
+  request.set_sequence_id(sequence.value());
+  request.set_token(token.value());
   wire::ToMessage(identity, *request.mutable_identity());
   request.set_reason(reason);
   v1::AbortResponse response;
   OASISKV_RETURN_IF_ERROR(
       rpc_->Call("Abort", &v1::KvMemory::Stub::Abort, request, &response, timeout));
   return response.grants_revoked();
+}
+
+absl::Status ControlChannel::AbandonOpen(CallToken open, Duration timeout) {
+  v1::AbortRequest request;
+  request.set_open_token(open.value());
+  v1::AbortResponse response;
+  return rpc_->Call("Abort", &v1::KvMemory::Stub::Abort, request, &response, timeout);
 }
 
 absl::StatusOr<std::string> ControlChannel::ConnectFabric(const std::string& fabric,

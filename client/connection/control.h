@@ -42,7 +42,11 @@ struct GivenGrant {
   Duration lease{0};
   MonotonicTime sent;
   std::vector<FrameAddress> frames;
+  SequenceId sequence{};
 };
+
+// A new one, which no other call has.
+CallToken DrawToken();
 
 struct OpenCall {
   std::string name;
@@ -52,6 +56,7 @@ struct OpenCall {
   Duration lease{0};
   ConnectionId connection;
   bool checksums = false;
+  CallToken token{};
 };
 
 struct AttachCall {
@@ -61,6 +66,7 @@ struct AttachCall {
   uint32_t first_head = 0, head_count = 0;
   Duration lease{0};
   Duration wait_for_seal{0};
+  CallToken token{};
 };
 
 struct Attached {
@@ -96,6 +102,7 @@ struct SealCall {
 //
 // One channel to one daemon's control port. Every call ends within its timeout. An error carries
 // the daemon's code; one of the transport is PEER_LOST (cannot be reached) or DEADLINE_EXCEEDED.
+// A call whose answer was lost is repeated a few times: the daemon gives what it gave at first.
 // Strings of every message stay far below gRPC's default limit except checksums of an attach, for
 // which this side's limit is raised.
 class ControlChannel {
@@ -105,9 +112,9 @@ class ControlChannel {
 
   absl::StatusOr<DaemonInfo> Describe(Duration timeout);
   absl::StatusOr<GivenGrant> Open(const OpenCall& call, Duration timeout);
-  // The frames of the new blocks.
-  absl::StatusOr<std::vector<FrameAddress>> Extend(GrantKey grant, uint32_t blocks,
-                                                   Duration timeout);
+  // The frames of the new blocks; `first_block`: how many there are.
+  absl::StatusOr<std::vector<FrameAddress>> Extend(GrantKey grant, uint32_t first_block,
+                                                   uint32_t blocks, Duration timeout);
   absl::Status Commit(GrantKey grant, std::span<const LayerBlocks> ranges,
                       std::span<const uint32_t> checksums, Duration timeout);
   absl::Status Seal(GrantKey grant, const SealCall& call, Duration timeout);
@@ -117,9 +124,14 @@ class ControlChannel {
   absl::Status Release(std::span<const GrantKey> grants, Duration timeout);
   // The number that existed.
   absl::StatusOr<uint32_t> ReleaseSequences(const std::vector<std::string>& names,
-                                            const Identity& identity, Duration timeout);
-  absl::StatusOr<uint32_t> Abort(const std::string& name, const Identity& identity,
-                                 const std::string& reason, Duration timeout);
+                                            const Identity& identity, CallToken token,
+                                            Duration timeout);
+  // A zero `sequence`: all that have the name.
+  absl::StatusOr<uint32_t> Abort(const std::string& name, SequenceId sequence,
+                                 const Identity& identity, const std::string& reason,
+                                 CallToken token, Duration timeout);
+  // Ends what an Open made whose answer never came.
+  absl::Status AbandonOpen(CallToken open, Duration timeout);
 
   // A data connection that is made over the control plane: the fabric's hello and the daemon's
   // answer to it, its fences and its end.

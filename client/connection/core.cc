@@ -188,17 +188,12 @@ void Core::DropDeadSession() {
 }
 
 absl::Status Core::OnSession(
-    MonotonicTime deadline, Repeat repeat,
+    MonotonicTime deadline,
     const std::function<absl::Status(const std::shared_ptr<Session>&)>& call) {
   Backoff backoff;
-  uint64_t tried = 0;  // incarnation
   absl::Status last;
   while (true) {
     OASISKV_ASSIGN_OR_RETURN(std::shared_ptr<Session> session, CurrentSession(deadline));
-    if (tried == session->daemon().incarnation && repeat == Repeat::kNewIncarnationOnly) {
-      return last;
-    }
-    tried = session->daemon().incarnation;
     OASISKV_PAUSE_POINT("client.session.call");
     last = call(session);
     if (last.ok() || !WorthRepeating(last)) return last;

@@ -32,9 +32,6 @@ struct Outcomes {
   void Time(const fabric::TransferTimes& times);
 };
 
-// May a call whose answer was lost be repeated on a session of the same incarnation?
-enum class Repeat { kAlways, kNewIncarnationOnly };
-
 // Thread contract: safe for concurrent use.
 //
 // Held by the Client and by every handle; the keeper's thread ends with the last of them.
@@ -53,8 +50,8 @@ class Core {
   // back-off and jitter until `deadline`. One caller builds, the others wait for it.
   absl::StatusOr<std::shared_ptr<Session>> CurrentSession(MonotonicTime deadline);
   // Runs `call` on the current session, and again on the next one when the daemon was lost or
-  // restarted under it.
-  absl::Status OnSession(MonotonicTime deadline, Repeat repeat,
+  // restarted under it: a call that changes something has one token in all its repeats.
+  absl::Status OnSession(MonotonicTime deadline,
                          const std::function<absl::Status(const std::shared_ptr<Session>&)>& call);
 
   // OK, or PEER_LOST with what is known.

@@ -58,6 +58,25 @@ void LeaseKeeper::ReleaseLater(std::shared_ptr<Session> session,
   changed_.NotifyAll();
 }
 
+void LeaseKeeper::AbandonOpen(std::shared_ptr<Session> session, CallToken open) {
+  MutexLock lock(mutex_);
+  abandoned_.push_back({std::move(session), open});
+}
+
+void LeaseKeeper::SendAbandoned() {
+  std::vector<Abandoned> all;
+  {
+    MutexLock lock(mutex_);
+    all.swap(abandoned_);
+  }
+  for (Abandoned& one : all) {
+    if (!one.session->alive() || one.session->restarted()) continue;
+    if (one.session->control().AbandonOpen(one.open, rpc_timeout_).ok()) continue;
+    MutexLock lock(mutex_);
+    abandoned_.push_back(std::move(one));
+  }
+}
+
 void LeaseKeeper::Run() {
   MonotonicTime next_tick = Clock::Real().Now() + kTick;
   while (true) {
@@ -86,6 +105,7 @@ void LeaseKeeper::Run() {
     for (const Group& group : due) Renew(group);
     if (const MonotonicTime now = Clock::Real().Now(); now >= next_tick) {
       next_tick = now + kTick;
+      SendAbandoned();
       on_tick_();
     }
   }

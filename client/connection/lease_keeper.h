@@ -43,6 +43,9 @@ class LeaseKeeper {
   // Ends the renewals and gives the grant back soon. A writer's grant that goes before the seal
   // takes its sequence with it.
   void ReleaseLater(std::shared_ptr<Session> session, std::shared_ptr<GrantState> grant);
+  // Tells the daemon that the answer to an Open never came, until it has heard it or `session` is
+  // dead: else memory that our connection can write to would be held as long as that lives.
+  void AbandonOpen(std::shared_ptr<Session> session, CallToken open);
 
   uint64_t renewals() const { return renewals_.load(std::memory_order_relaxed); }
   uint64_t grants_lost() const { return grants_lost_.load(std::memory_order_relaxed); }
@@ -68,6 +71,7 @@ class LeaseKeeper {
   void Renew(const Group& group);
   void Lose(const Held& held, ErrorCode reason, const std::string& message);
   void SendFarewells(std::span<const Farewell> farewells, Duration limit);
+  void SendAbandoned() ABSL_LOCKS_EXCLUDED(mutex_);
   void Reschedule(const Group& group, MonotonicTime next);
 
   const Duration rpc_timeout_;
@@ -80,6 +84,11 @@ class LeaseKeeper {
   uint64_t holds_ ABSL_GUARDED_BY(mutex_) = 0;  // Hold calls so far
   std::unordered_map<const GrantState*, Held> held_ ABSL_GUARDED_BY(mutex_);
   std::vector<Farewell> farewells_ ABSL_GUARDED_BY(mutex_);
+  struct Abandoned {
+    std::shared_ptr<Session> session;
+    CallToken open;
+  };
+  std::vector<Abandoned> abandoned_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // last: it uses everything above
 };
 

@@ -32,6 +32,7 @@ Producer::Impl::Impl(std::shared_ptr<client::Core> core, std::shared_ptr<client:
       writer_(writer),
       grant_(std::move(grant)),
       name_(spec.name),
+      sequence_(given.sequence),
       identity_(spec.identity),
       geometry_(spec.geometry),
       with_checksums_(spec.checksums),
@@ -89,7 +90,8 @@ absl::Status Producer::Impl::Extend(uint32_t blocks) {
   if (blocks == 0) {
     return MakeError(ErrorCode::kInvalidArgument, "Extend by 0 blocks; give at least 1");
   }
-  auto frames = session_->control().Extend(grant_->key(), blocks, core_->options().rpc_timeout);
+  auto frames = session_->control().Extend(grant_->key(), this->blocks(), blocks,
+                                           core_->options().rpc_timeout);
   if (!frames.ok()) return Explain(frames.status());
   // Transfers hold the view they began with, so a longer one takes its place.
   auto view = std::make_shared<fabric::GrantView>(*view_);
@@ -283,8 +285,11 @@ absl::Status Producer::Impl::Abort(const std::string& reason) {
   // The name belongs to this producer only as long as the grant does: after the daemon threw the
   // sequence away another writer may have opened it again.
   OASISKV_RETURN_IF_ERROR(CheckGrant());
+  // The sequence's id keeps a repeat from the next one of that name; it needs no token.
   OASISKV_RETURN_IF_ERROR(Explain(
-      session_->control().Abort(name_, identity_, reason, core_->options().rpc_timeout).status()));
+      session_->control()
+          .Abort(name_, sequence_, identity_, reason, CallToken(), core_->options().rpc_timeout)
+          .status()));
   core_->keeper().Drop(*grant_);
   phase_ = Phase::kAborted;
   return absl::OkStatus();
@@ -424,6 +429,8 @@ absl::StatusOr<Producer> Client::Open(const ProducerSpec& spec) {
   client::Core& core = *impl_->core;
   OASISKV_RETURN_IF_ERROR(spec.geometry.Validate());
   const Duration timeout = core.options().rpc_timeout;
+  const CallToken token = client::DrawToken();
+  std::shared_ptr<client::Session> last;
   std::unique_ptr<Producer::Impl> made;
   const auto call_daemon = [&](const std::shared_ptr<client::Session>& session) -> absl::Status {
     OASISKV_ASSIGN_OR_RETURN(fabric::Connection * writer, session->Writer());
@@ -435,6 +442,8 @@ absl::StatusOr<Producer> Client::Open(const ProducerSpec& spec) {
     call.lease = core.LeaseOr(spec.lease);
     call.connection = writer->connection_id();
     call.checksums = spec.checksums;
+    call.token = token;
+    last = session;
     auto opened = session->control().Open(call, timeout);
     if (ErrorCodeOf(opened.status()) == ErrorCode::kPeerLost) {
       // The daemon has ended the writer's connection, which may take this side seconds to notice.
@@ -447,8 +456,14 @@ absl::StatusOr<Producer> Client::Open(const ProducerSpec& spec) {
                                             given);
     return absl::OkStatus();
   };
-  OASISKV_RETURN_IF_ERROR(core.OnSession(Clock::Real().Now() + timeout,
-                                         client::Repeat::kNewIncarnationOnly, call_daemon));
+  if (absl::Status status = core.OnSession(Clock::Real().Now() + timeout, call_daemon);
+      !status.ok()) {
+    // The daemon may have opened it all the same, for a connection of ours that goes on.
+    const ErrorCode code = ErrorCodeOf(status);
+    const bool unknown = code == ErrorCode::kPeerLost || code == ErrorCode::kDeadlineExceeded;
+    if (unknown && last != nullptr) core.keeper().AbandonOpen(std::move(last), token);
+    return status;
+  }
   return Producer(std::move(made));
 }
 

@@ -74,6 +74,7 @@ class Producer::Impl {
   fabric::Connection* const writer_;  // the session's
   const std::shared_ptr<client::GrantState> grant_;
   const std::string name_;
+  const SequenceId sequence_;
   const Identity identity_;
   const Geometry geometry_;
   const bool with_checksums_;

@@ -373,6 +373,7 @@ absl::StatusOr<Reader> Client::Attach(const ReaderSpec& spec) {
   OASISKV_RETURN_IF_ERROR(spec.geometry.Validate());
   const Duration timeout = core.options().rpc_timeout;
   const MonotonicTime wait_end = Clock::Real().Now() + std::max(spec.wait_for_seal, Duration(0));
+  const CallToken token = client::DrawToken();
   std::shared_ptr<Reader::Impl> made;
   const auto call_daemon = [&](const std::shared_ptr<client::Session>& session) -> absl::Status {
     client::AttachCall call;
@@ -382,6 +383,7 @@ absl::StatusOr<Reader> Client::Attach(const ReaderSpec& spec) {
     call.first_head = spec.first_head;
     call.head_count = spec.head_count;
     call.lease = core.LeaseOr(spec.lease);
+    call.token = token;
     if (spec.wait_for_seal > Duration(0)) {
       // A second session gets only what is left of the wait.
       call.wait_for_seal = std::max(wait_end - Clock::Real().Now(), Duration(Millis(1)));
@@ -407,7 +409,7 @@ absl::StatusOr<Reader> Client::Attach(const ReaderSpec& spec) {
                                           std::move(attached));
     return absl::OkStatus();
   };
-  OASISKV_RETURN_IF_ERROR(core.OnSession(wait_end + timeout, client::Repeat::kAlways, call_daemon));
+  OASISKV_RETURN_IF_ERROR(core.OnSession(wait_end + timeout, call_daemon));
   return Reader(std::move(made));
 }
 

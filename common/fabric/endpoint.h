@@ -36,6 +36,9 @@ class GrantAuthority {
   // the index), NOT_COMMITTED, FOREIGN, WRONG_STATE.
   virtual absl::StatusOr<PinnedRanges> Authorize(GrantId grant, Epoch epoch, Access access,
                                                  std::span<const RemoteRange> ranges) = 0;
+  // The daemon has put bytes into these ranges, which Authorize allowed for writing: they may be
+  // committed now. Ignored when the grant has ended.
+  virtual void Written(GrantId grant, Epoch epoch, std::span<const RemoteRange> ranges) = 0;
   // The grant word as a reader would see it now; 0 for an unknown grant.
   virtual uint64_t GrantWord(GrantId grant) const = 0;
   // The writer on `connection` promises to write no more under `grant`.

@@ -86,6 +86,17 @@ absl::StatusOr<fabric::PinnedRanges> KvCore::AuthorizeLocked(
   return out;
 }
 
+void KvCore::Written(GrantId id, Epoch epoch, std::span<const fabric::RemoteRange> ranges) {
+  MutexLock lock(mutex_);
+  const absl::StatusOr<Grant*> grant = grants_->Find(id, epoch);
+  if (!grant.ok()) return;  // ended meanwhile: nobody will commit it
+  Sequence& sequence = *(*grant)->sequence;
+  if (!sequence.sees_writes) return;
+  for (const fabric::RemoteRange& range : ranges) {
+    sequence.written.Add(range.block, range.offset, range.offset + range.length);
+  }
+}
+
 uint64_t KvCore::GrantWord(GrantId grant) const {
   MutexLock lock(mutex_);
   return grants_->Word(grant);

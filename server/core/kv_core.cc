@@ -1,5 +1,7 @@
 #include "server/core/kv_core.h"
 
+#include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -59,6 +61,10 @@ absl::Status CheckText(const char* field, const std::string& text, size_t least)
 
 }  // namespace
 
+void Clear(std::span<const std::span<std::byte>> memory) {
+  for (const std::span<std::byte> piece : memory) std::memset(piece.data(), 0, piece.size());
+}
+
 absl::Status CheckNames(const std::string& name, const Identity& identity, size_t least) {
   OASISKV_RETURN_IF_ERROR(CheckText("name", name, least));
   OASISKV_RETURN_IF_ERROR(CheckText("identity.model", identity.model, least));
@@ -86,7 +92,7 @@ KvCore::KvCore(const CoreOptions& options, const Clock& clock, std::unique_ptr<P
       clock_(clock),
       incarnation_(RandomBits() | 1),
       pool_(std::move(pool)),
-      allocator_(*pool_),
+      allocator_(*pool_, options.clear_frames),
       sequences_(options.max_sequences, options.max_blobs_bytes),
       served_(clock.Now(), kMaxTick) {}
 
@@ -104,6 +110,49 @@ absl::StatusOr<Duration> KvCore::LeaseOf(Duration asked) const {
                                    "--max_lease=%d ms",
                                    asked / std::chrono::milliseconds(1),
                                    options_.max_lease / std::chrono::milliseconds(1)));
+}
+
+absl::Status KvCore::Allocate(const SequenceBody& body, uint32_t blocks, NewFrames& fresh) {
+  const uint64_t stride = body.geometry.frame_stride();
+  const Owner owner = owners_.Of(body.identity.tenant);
+  std::vector<Frame> dirty;
+  absl::Status status = allocator_.Allocate(stride, blocks, owner, fresh.frames, dirty);
+  while (!status.ok() && scrubbing_) {
+    ++counters_.clear_waits;
+    ++want_memory_;  // the scrubber takes no more before this call has had its turn
+    while (scrubbing_) scrubbed_.Wait(mutex_);
+    --want_memory_;
+    status = allocator_.Allocate(stride, blocks, owner, fresh.frames, dirty);
+  }
+  OASISKV_RETURN_IF_ERROR(status);
+  for (Frame frame : dirty) fresh.dirty.emplace_back(allocator_.Data(frame), stride);
+  if (!dirty.empty()) {
+    ++counters_.clear_waits;
+    counters_.cleared_bytes += dirty.size() * stride;
+  }
+  return absl::OkStatus();
+}
+
+void KvCore::Scrub(Duration budget) {
+  constexpr uint64_t kAtOnce = uint64_t{4} << 20;
+  const MonotonicTime end = clock_.Now() + budget;
+  do {
+    std::optional<SlabAllocator::Dirty> dirty;
+    {
+      MutexLock lock(mutex_);
+      if (want_memory_ > 0) return;
+      dirty = allocator_.HoldDirty(kAtOnce);
+      if (!dirty) return;
+      scrubbing_ = true;
+    }
+    OASISKV_PAUSE_POINT("core.scrub.held");
+    Clear(dirty->memory);
+    MutexLock lock(mutex_);
+    allocator_.Cleared(*dirty);
+    for (const auto& piece : dirty->memory) counters_.cleared_bytes += piece.size();
+    scrubbing_ = false;
+    scrubbed_.NotifyAll();
+  } while (clock_.Now() < end);
 }
 
 std::vector<FrameAddress> KvCore::Addresses(std::span<const Frame> frames) const {
@@ -205,11 +254,11 @@ void KvCore::LoseGrant(Grant& grant, GrantEnd end, Ending& ending) {
   if (!writer) return;
   // Nobody can seal it any more.
   if (lost_writers_.Pass()) {
-    LogInfo("sequence", absl::StrFormat("\"%s\" is thrown away: its writer's grant %s before seal "
-                                        "(%d more such lines held back)",
-                                        sequence.body->name,
-                                        end == GrantEnd::kExpired ? "expired" : "was given back",
-                                        lost_writers_.suppressed()));
+    ending.log.push_back(absl::StrFormat(
+        "\"%s\" is thrown away: its writer's grant %s before seal "
+        "(%d more such lines held back)",
+        sequence.body->name, end == GrantEnd::kExpired ? "expired" : "was given back",
+        lost_writers_.suppressed()));
   }
   ++(end == GrantEnd::kExpired ? counters_.sequences_expired : counters_.sequences_aborted);
   AbortSequence(sequence, ending);
@@ -229,12 +278,12 @@ void KvCore::ReleaseUnattended(Sequence& sequence, Ending& ending) {
   if (!Advance(sequence.state, SequenceOp::kUnattended, name).ok()) return;
   if (unattended_.Pass()) {
     constexpr std::chrono::milliseconds kMs(1);
-    LogInfo("sequence",
-            absl::StrFormat("\"%s\" of tenant \"%s\" is released: nobody had a grant for "
-                            "--unattended_ttl=%d ms, opened %d ms ago (%d more such lines held "
-                            "back)",
-                            name, sequence.body->identity.tenant, options_.unattended_ttl / kMs,
-                            (clock_.Now() - sequence.opened) / kMs, unattended_.suppressed()));
+    ending.log.push_back(
+        absl::StrFormat("\"%s\" of tenant \"%s\" is released: nobody had a grant for "
+                        "--unattended_ttl=%d ms, opened %d ms ago (%d more such lines held "
+                        "back)",
+                        name, sequence.body->identity.tenant, options_.unattended_ttl / kMs,
+                        (clock_.Now() - sequence.opened) / kMs, unattended_.suppressed()));
   }
   ++counters_.sequences_unattended;
   ReleaseSequence(sequence, ending);
@@ -242,6 +291,7 @@ void KvCore::ReleaseUnattended(Sequence& sequence, Ending& ending) {
 
 void KvCore::Finish(const Ending& ending) {
   if (ending.grants.empty() && ending.frames.empty()) return;
+  for (const std::string& line : ending.log) LogInfo("sequence", line);
   // Rule 1 of server/lease/README.md: the words have changed; every frame is still held.
   OASISKV_PAUSE_POINT("lease.revoke.word_changed");
   MutexLock lock(mutex_);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "server/pool/slab_allocator.h"
 #include "server/sequence/sequence_table.h"
 #include "server/sequence/state_table.h"
+#include "server/sequence/tenant_owners.h"
 
 namespace oasiskv::server {
 
@@ -29,6 +31,9 @@ namespace oasiskv::server {
 // checks this first.
 absl::Status CheckNames(const std::string& name, const Identity& identity, size_t least);
 inline constexpr size_t kMaxNameBytes = 256;
+
+// Fills it with zeros.
+void Clear(std::span<const std::span<std::byte>> memory);
 
 // Thread contract: safe for concurrent use. Pins of Authorize must be gone before it is destroyed.
 //
@@ -51,7 +56,9 @@ class KvCore final : public fabric::GrantAuthority {
                                                         const Clock& clock);
 
   absl::StatusOr<OpenResult> Open(const OpenSpec& spec);
-  absl::StatusOr<ExtendResult> Extend(GrantKey writer, uint32_t blocks);
+  // Gives blocks [first_block, first_block + blocks); those that the sequence does not have yet are
+  // new. `first_block`: how many blocks the caller knows of.
+  absl::StatusOr<ExtendResult> Extend(GrantKey writer, uint32_t first_block, uint32_t blocks);
   absl::Status Commit(GrantKey writer, std::span<const LayerBlocks> ranges,
                       std::span<const uint32_t> checksums);
   absl::Status Seal(GrantKey writer, uint64_t token_count, FirstTopK first_topk, std::string blob);
@@ -60,17 +67,26 @@ class KvCore final : public fabric::GrantAuthority {
   absl::Status CheckSealed(const std::string& name, const Identity& identity) const;
   absl::StatusOr<RenewResult> Renew(std::span<const GrantKey> grants, Duration lease);
   absl::StatusOr<ReleaseResult> Release(std::span<const GrantKey> grants,
-                                        std::span<const std::string> sequences,
+                                        std::span<const SequenceRef> sequences,
                                         const Identity& identity);
   // The number of grants revoked; 0 when the sequence is gone already.
-  absl::StatusOr<uint32_t> Abort(const std::string& name, const Identity& identity);
+  absl::StatusOr<uint32_t> Abort(const SequenceRef& sequence, const Identity& identity);
+  // Ends what the Open with that token made. Its caller has never had the grant, so nobody wrote.
+  uint32_t AbandonOpen(CallToken token);
+  // The caller of Open or Attach was gone before it got the answer: what it was to get ends, if no
+  // repeat of the call was told of it too.
+  void Undeliver(GrantKey grant);
 
+  // Draining opens nothing new. What is there can be attached, read, sealed and released.
   void SetDraining(bool draining);
   bool draining() const;
   void Tick(MonotonicTime now);
   // Connections of writers that hold frames in quarantine and have had `patience` (served time) to
   // fence the grant that was revoked. Where the daemon can end a connection, this is when.
   std::vector<ConnectionId> UnfencedWriters(Duration patience) const;
+  // Clears free memory that another tenant may get next, for up to `budget`, so that Open and
+  // Extend find it clear. For a thread of its own.
+  void Scrub(Duration budget);
 
   CapacityInfo Capacity() const;
   CoreCounters Counters() const;
@@ -87,6 +103,7 @@ class KvCore final : public fabric::GrantAuthority {
       GrantId grant, Epoch epoch, fabric::Access access,
       std::span<const fabric::RemoteRange> ranges) override;
   uint64_t GrantWord(GrantId grant) const override;
+  void Written(GrantId grant, Epoch epoch, std::span<const fabric::RemoteRange> ranges) override;
   void WriterFenced(ConnectionId connection, GrantId grant) override;
   void ConnectionOpened(ConnectionId connection) override;
   void ConnectionClosed(ConnectionId connection) override;
@@ -101,21 +118,51 @@ class KvCore final : public fabric::GrantAuthority {
       std::shared_ptr<const SequenceBody> body;
       uint32_t from = 0, to = 0;
     };
-    std::vector<Grant*> grants;  // revoked
-    std::vector<Frames> frames;  // a sequence's own references
+    std::vector<Grant*> grants;    // revoked
+    std::vector<Frames> frames;    // a sequence's own references
+    std::vector<std::string> log;  // written when the mutex is free: stderr may be slow
   };
 
-  absl::StatusOr<OpenResult> OpenLocked(const OpenSpec& spec, Duration lease)
+  // Frames that a call has taken and no table knows yet.
+  struct NewFrames {
+    std::vector<Frame> frames;
+    std::vector<std::span<std::byte>> dirty;  // to be cleared before anybody gets them
+  };
+  // Waits where the scrubber holds what is missing.
+  absl::Status Allocate(const SequenceBody& body, uint32_t blocks, NewFrames& fresh)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<ExtendResult> ExtendLocked(GrantKey writer, uint32_t blocks)
+
+  absl::Status CheckOpen(const OpenSpec& spec) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The live grant that an earlier call with that token made, for that sequence and access.
+  Grant* FindRepeated(CallToken token, fabric::Access access, const std::string& name,
+                      const Identity& identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The answer to a repeated call.
+  void Answer(Grant& grant, Duration lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<OpenResult> AnswerRepeatedOpen(const OpenSpec& spec, Duration lease)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The grant of an Open that is repeated from another connection; null when there is none.
+  Grant* FindAbandoned(const OpenSpec& spec) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint32_t Abandon(Grant& grant, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The live sequence that is meant; null when there is none.
+  Sequence* FindMeant(const SequenceRef& ref, const Identity& identity) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // These two take `fresh` over, or give its frames back.
+  absl::StatusOr<OpenResult> OpenLocked(const OpenSpec& spec, Duration lease,
+                                        std::shared_ptr<SequenceBody> body, NewFrames& fresh)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<ExtendResult> ExtendLocked(GrantKey writer, uint32_t first_block, uint32_t blocks,
+                                            NewFrames& fresh) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `missing`: how many of the blocks the sequence does not have yet; 0 in a repeat.
+  absl::StatusOr<Grant*> CheckExtend(GrantKey writer, uint32_t first_block, uint32_t blocks,
+                                     uint32_t& missing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CommitLocked(GrantKey writer, std::span<const LayerBlocks> ranges,
                             std::span<const uint32_t> checksums)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status SealLocked(GrantKey writer, uint64_t token_count, FirstTopK& first_topk,
-                          std::string& blob, Ending& ending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                          std::string& blob, uint64_t hash, Ending& ending)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRelease(std::span<const GrantKey> grants,
-                            std::span<const std::string> sequences, const Identity& identity)
+                            std::span<const SequenceRef> sequences, const Identity& identity)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<fabric::PinnedRanges> AuthorizeLocked(GrantId id, Epoch epoch,
                                                        fabric::Access access,
@@ -163,6 +210,10 @@ class KvCore final : public fabric::GrantAuthority {
   ServedClock served_ ABSL_GUARDED_BY(mutex_);
   CoreCounters counters_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  TenantOwners owners_ ABSL_GUARDED_BY(mutex_);
+  bool scrubbing_ ABSL_GUARDED_BY(mutex_) = false;  // the scrubber holds memory
+  int want_memory_ ABSL_GUARDED_BY(mutex_) = 0;     // calls that wait for it
+  CondVar scrubbed_;
 };
 
 }  // namespace oasiskv::server

@@ -19,8 +19,8 @@ CapacityInfo KvCore::Capacity() const {
   info.huge_pages = pool_->huge_pages();
   info.huge_pages_fell_back = pool_->huge_pages_fell_back();
   for (const auto& [id, sequence] : sequences_.all()) {
-    info.metadata_bytes +=
-        sequence->body->frames.capacity() * sizeof(Frame) + sequence->committed.bytes();
+    info.metadata_bytes += sequence->body->frames.capacity() * sizeof(Frame) +
+                           sequence->committed.bytes() + sequence->written.bytes();
     switch (sequence->state) {
       case SequenceState::kOpen:
         ++info.sequences_open;
@@ -88,7 +88,6 @@ std::vector<GrantInfo> KvCore::Grants(GrantId after, uint32_t limit) const {
     if (!live && !grant.quarantined) continue;  // on its way out
     GrantInfo info;
     info.id = grant.id;
-    info.epoch = grant.epoch;
     info.writer = grant.writer();
     info.quarantined = grant.quarantined;
     info.sequence = grant.body->id;

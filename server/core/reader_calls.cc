@@ -22,7 +22,14 @@ std::vector<std::span<const T>> Portions(std::span<const T> all) {
   return out;
 }
 
-absl::Status NoSequence(const std::string& name, const Identity& identity) {
+absl::Status NoSequence(const std::string& name, const Identity& identity, bool draining) {
+  if (draining) {
+    return MakeError(
+        ErrorCode::kDraining,
+        absl::StrFormat("the daemon drains and will have no sequence \"%s\"; attach on "
+                        "another one",
+                        name));
+  }
   return MakeError(ErrorCode::kNotFound,
                    absl::StrFormat("no live sequence \"%s\" of tenant \"%s\"; recompute its KV",
                                    name, identity.tenant));
@@ -50,11 +57,8 @@ absl::StatusOr<AttachResult> KvCore::Attach(const AttachSpec& spec) {
   std::shared_ptr<const std::vector<uint32_t>> checksums;
   {
     MutexLock lock(mutex_);
-    if (draining_) {
-      return MakeError(ErrorCode::kDraining, "the daemon drains; attach on another one");
-    }
     Sequence* sequence = sequences_.FindLive(spec.identity.tenant, spec.name);
-    if (sequence == nullptr) return NoSequence(spec.name, spec.identity);
+    if (sequence == nullptr) return NoSequence(spec.name, spec.identity, draining_);
     const SequenceBody& body = *sequence->body;
     OASISKV_RETURN_IF_ERROR(body.identity.CheckSame(spec.identity));
     OASISKV_RETURN_IF_ERROR(body.geometry.CheckSame(spec.geometry));
@@ -75,21 +79,27 @@ absl::StatusOr<AttachResult> KvCore::Attach(const AttachSpec& spec) {
       }
       result.committed = *std::move(runs);
     }
-    if (absl::Status s = grants_->CheckRoom(); !s.ok()) return Refused(s);
-    Grant want;
-    want.access = fabric::Access::kRead;
-    want.sequence = sequence;
-    want.frames = sequence->blocks;
-    want.first_head = spec.first_head;
-    want.head_count = head_count;
-    want.holder = spec.holder.substr(0, kMaxNameBytes);
-    want.expires = served_.At(clock_.Now()) + lease;
-    const Grant& grant = grants_->Give(std::move(want));
-    ++sequence->readers;
-    sequences_.SetAttended(*sequence);
-    ++counters_.attaches;
+    Grant* grant = FindRepeated(spec.token, fabric::Access::kRead, spec.name, spec.identity);
+    if (grant != nullptr) {
+      Answer(*grant, lease);
+    } else {
+      if (absl::Status s = grants_->CheckRoom(); !s.ok()) return Refused(s);
+      Grant want;
+      want.access = fabric::Access::kRead;
+      want.sequence = sequence;
+      want.frames = sequence->blocks;
+      want.first_head = spec.first_head;
+      want.head_count = head_count;
+      want.holder = spec.holder.substr(0, kMaxNameBytes);
+      want.expires = served_.At(clock_.Now()) + lease;
+      want.token = spec.token;
+      grant = &grants_->Give(std::move(want));
+      ++sequence->readers;
+      sequences_.SetAttended(*sequence);
+      ++counters_.attaches;
+    }
     result.sequence = body.id;
-    result.grant = Describe(grant, lease);
+    result.grant = Describe(*grant, lease);
     result.state = sequence->state;
     result.token_count = sequence->token_count;
     if (sequence->state == SequenceState::kOpen) {
@@ -109,11 +119,8 @@ absl::StatusOr<AttachResult> KvCore::Attach(const AttachSpec& spec) {
 absl::Status KvCore::CheckSealed(const std::string& name, const Identity& identity) const {
   OASISKV_RETURN_IF_ERROR(CheckNames(name, identity, 0));
   MutexLock lock(mutex_);
-  if (draining_) {
-    return MakeError(ErrorCode::kDraining, "the daemon drains; attach on another one");
-  }
   const Sequence* sequence = sequences_.FindLive(identity.tenant, name);
-  if (sequence == nullptr) return NoSequence(name, identity);
+  if (sequence == nullptr) return NoSequence(name, identity, draining_);
   OASISKV_RETURN_IF_ERROR(sequence->body->identity.CheckSame(identity));
   if (sequence->state == SequenceState::kSealed) return absl::OkStatus();
   return MakeError(ErrorCode::kNotSealed,
@@ -141,7 +148,7 @@ absl::StatusOr<RenewResult> KvCore::Renew(std::span<const GrantKey> grants, Dura
 }
 
 absl::Status KvCore::CheckRelease(std::span<const GrantKey> grants,
-                                  std::span<const std::string> sequences,
+                                  std::span<const SequenceRef> sequences,
                                   const Identity& identity) {
   if (sequences.empty()) return absl::OkStatus();
   // A writer that gives up its grant here throws its sequence away, which ends it as well.
@@ -155,19 +162,19 @@ absl::Status KvCore::CheckRelease(std::span<const GrantKey> grants,
   }
   for (const auto names : Portions(sequences)) {
     MutexLock lock(mutex_);
-    for (const std::string& name : names) {
-      const Sequence* sequence = sequences_.FindLive(identity.tenant, name);
+    for (const SequenceRef& ref : names) {
+      const Sequence* sequence = FindMeant(ref, identity);
       if (sequence == nullptr || end_with_grant.contains(sequence->body->id)) continue;
       OASISKV_RETURN_IF_ERROR(sequence->body->identity.CheckSame(identity));
       SequenceState state = sequence->state;
-      OASISKV_RETURN_IF_ERROR(Advance(state, SequenceOp::kRelease, name));
+      OASISKV_RETURN_IF_ERROR(Advance(state, SequenceOp::kRelease, ref.name));
     }
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<ReleaseResult> KvCore::Release(std::span<const GrantKey> grants,
-                                              std::span<const std::string> sequences,
+                                              std::span<const SequenceRef> sequences,
                                               const Identity& identity) {
   OASISKV_RETURN_IF_ERROR(CheckNames("", identity, 0));
   OASISKV_RETURN_IF_ERROR(CheckRelease(grants, sequences, identity));
@@ -189,11 +196,11 @@ absl::StatusOr<ReleaseResult> KvCore::Release(std::span<const GrantKey> grants,
     Ending ending;
     {
       MutexLock lock(mutex_);
-      for (const std::string& name : names) {
-        Sequence* sequence = sequences_.FindLive(identity.tenant, name);
+      for (const SequenceRef& ref : names) {
+        Sequence* sequence = FindMeant(ref, identity);
         // A sequence that took the name after the check is not the one that was meant.
         if (sequence == nullptr || sequence->body->identity != identity ||
-            !Advance(sequence->state, SequenceOp::kRelease, name).ok()) {
+            !Advance(sequence->state, SequenceOp::kRelease, ref.name).ok()) {
           continue;
         }
         ++counters_.sequences_released;
@@ -206,24 +213,47 @@ absl::StatusOr<ReleaseResult> KvCore::Release(std::span<const GrantKey> grants,
   return result;
 }
 
-absl::StatusOr<uint32_t> KvCore::Abort(const std::string& name, const Identity& identity) {
-  OASISKV_RETURN_IF_ERROR(CheckNames(name, identity, 0));
+absl::StatusOr<uint32_t> KvCore::Abort(const SequenceRef& sequence, const Identity& identity) {
+  OASISKV_RETURN_IF_ERROR(CheckNames(sequence.name, identity, 0));
   Ending ending;
   uint32_t revoked = 0;
   {
     MutexLock lock(mutex_);
-    Sequence* live = sequences_.FindLive(identity.tenant, name);
+    Sequence* live = FindMeant(sequence, identity);
     if (live != nullptr) OASISKV_RETURN_IF_ERROR(live->body->identity.CheckSame(identity));
-    std::vector<Sequence*> gone = sequences_.FindReleased(identity.tenant, name);
+    std::vector<Sequence*> gone = sequences_.FindReleased(identity.tenant, sequence.name);
     if (live != nullptr) gone.push_back(live);
-    for (Sequence* sequence : gone) {
-      if (sequence->body->identity != identity) continue;
+    for (Sequence* one : gone) {
+      const SequenceId id = one->body->id;
+      if (one->body->identity != identity) continue;
+      if (sequence.id != SequenceId() && sequence.id != id) continue;
       ++counters_.sequences_aborted;
-      revoked += AbortSequence(*sequence, ending);
+      revoked += AbortSequence(*one, ending);
     }
   }
   Finish(ending);
   return revoked;
+}
+
+Sequence* KvCore::FindMeant(const SequenceRef& ref, const Identity& identity) const {
+  Sequence* sequence = sequences_.FindLive(identity.tenant, ref.name);
+  const bool other = sequence != nullptr && ref.id != SequenceId() && ref.id != sequence->body->id;
+  return other ? nullptr : sequence;
+}
+
+void KvCore::Undeliver(GrantKey key) {
+  Ending ending;
+  {
+    MutexLock lock(mutex_);
+    const absl::StatusOr<Grant*> grant = grants_->Find(key.id, key.epoch);
+    if (!grant.ok() || --(*grant)->answers > 0) return;
+    if ((*grant)->writer()) {
+      Abandon(**grant, ending);
+    } else {
+      LoseGrant(**grant, GrantEnd::kReleased, ending);
+    }
+  }
+  Finish(ending);
 }
 
 }  // namespace oasiskv::server

@@ -11,6 +11,7 @@
 #include "oasiskv/ids.h"
 #include "server/core/limits.h"
 #include "server/pool/arena.h"
+#include "server/pool/slab_allocator.h"
 #include "server/sequence/types.h"
 
 namespace oasiskv::server {
@@ -38,6 +39,7 @@ struct CoreOptions {
   Duration max_lease = std::chrono::minutes(10);
   // A sealed sequence that has had no grant for this long (served time) is released; 0: never.
   Duration unattended_ttl = std::chrono::minutes(10);
+  ClearFrames clear_frames = ClearFrames::kTenant;
 };
 
 struct OpenSpec {
@@ -50,6 +52,7 @@ struct OpenSpec {
   ConnectionId connection;
   bool checksums = false;
   std::string holder;  // for listings
+  CallToken token{};
 };
 struct OpenResult {
   SequenceId sequence;
@@ -69,6 +72,7 @@ struct AttachSpec {
   Duration lease{0};                        // 0: default
   bool require_sealed = false;
   std::string holder;
+  CallToken token{};
 };
 struct AttachResult {
   SequenceId sequence;
@@ -84,6 +88,11 @@ struct AttachResult {
 struct GrantKey {
   GrantId id;
   Epoch epoch;
+};
+// Of two lives of one name, the one that is meant; zero: whichever has the name.
+struct SequenceRef {
+  std::string name;
+  SequenceId id{};
 };
 struct LostGrant {
   GrantId id;
@@ -123,8 +132,7 @@ struct SequenceInfo {
   Duration age{0};
 };
 struct GrantInfo {
-  GrantId id;
-  Epoch epoch;
+  GrantId id;  // its epoch, which makes it usable, is its holder's secret
   bool writer = false, quarantined = false;
   SequenceId sequence;
   std::string sequence_name, holder;
@@ -143,6 +151,9 @@ struct CoreCounters {
   // Calls and data requests that were refused for that reason.
   uint64_t stale_requests = 0, expired_requests = 0;
   uint64_t capacity_refusals = 0;
+  uint64_t cleared_bytes = 0;  // before memory passed to its next user
+  // Opens and Extends that cleared memory themselves or waited for the scrubber.
+  uint64_t clear_waits = 0;
 };
 
 }  // namespace oasiskv::server

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/str_format.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
@@ -66,6 +67,32 @@ absl::Status CheckCommit(const Sequence& sequence, std::span<const LayerBlocks> 
   return absl::OkStatus();
 }
 
+// Where the daemon sees each write, what was not written is not committed: it would show a reader
+// what the frame held before (rule 7 of server/lease/README.md).
+absl::Status CheckWritten(const Sequence& sequence, std::span<const LayerBlocks> ranges) {
+  if (!sequence.sees_writes) return absl::OkStatus();
+  const Geometry& g = sequence.body->geometry;
+  const uint32_t entries = g.layer_entries_bytes();
+  const uint32_t summaries = g.layer_summaries_bytes();
+  for (const LayerBlocks& r : ranges) {
+    const uint32_t end = r.first_layer + r.layer_count;
+    const uint32_t base = g.summaries_offset();
+    for (uint32_t b = r.first_block; b < r.first_block + r.block_count; ++b) {
+      const bool whole =
+          sequence.written.Covers(b, r.first_layer * entries, end * entries) &&
+          sequence.written.Covers(b, base + r.first_layer * summaries, base + end * summaries);
+      if (whole) continue;
+      return MakeError(
+          ErrorCode::kNotCommitted,
+          absl::StrFormat("commit of layers [%d, %d) of block %d of \"%s\": not all of their "
+                          "entries and summaries were written; write them first, in pieces that "
+                          "touch (at most %d separate ones a block are kept)",
+                          r.first_layer, end, b, sequence.body->name, WrittenMap::kMostPieces));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Stores the checksums of what is not committed yet; committed entries cannot change.
 void StoreChecksums(Sequence& sequence, std::span<const LayerBlocks> ranges,
                     std::span<const uint32_t> checksums) {
@@ -106,6 +133,11 @@ absl::Status CheckTopK(const FirstTopK& topk, const Geometry& g, uint32_t blocks
   return absl::OkStatus();
 }
 
+// Not 0.
+uint64_t SealHash(uint64_t token_count, const FirstTopK& topk, const std::string& blob) {
+  return absl::HashOf(token_count, topk.k, topk.indices, blob) | 1;
+}
+
 }  // namespace
 
 absl::StatusOr<Grant*> KvCore::FindWriter(GrantKey key, SequenceOp op) {
@@ -121,18 +153,86 @@ absl::StatusOr<Grant*> KvCore::FindWriter(GrantKey key, SequenceOp op) {
   return grant;
 }
 
+Grant* KvCore::FindRepeated(CallToken token, fabric::Access access, const std::string& name,
+                            const Identity& identity) const {
+  Grant* grant = grants_->FindToken(token);
+  if (grant == nullptr || grant->phase != Grant::Phase::kLive || grant->access != access ||
+      grant->body->name != name || grant->body->identity != identity) {
+    return nullptr;
+  }
+  return grant;
+}
+
+void KvCore::Answer(Grant& grant, Duration lease) {
+  ++grant.answers;
+  grants_->Prolong(grant, served_.At(clock_.Now()) + lease);
+}
+
+std::optional<OpenResult> KvCore::AnswerRepeatedOpen(const OpenSpec& spec, Duration lease) {
+  Grant* grant = FindRepeated(spec.token, fabric::Access::kWrite, spec.name, spec.identity);
+  if (grant == nullptr) return std::nullopt;
+  Answer(*grant, lease);
+  return OpenResult{grant->body->id, Describe(*grant, lease)};
+}
+
+Grant* KvCore::FindAbandoned(const OpenSpec& spec) const {
+  Grant* grant = FindRepeated(spec.token, fabric::Access::kWrite, spec.name, spec.identity);
+  return grant != nullptr && grant->connection != spec.connection ? grant : nullptr;
+}
+
+uint32_t KvCore::Abandon(Grant& grant, Ending& ending) {
+  // Its holder never had it, so that no write can be on its way.
+  grants_->Fenced(grant.connection, grant.id);
+  ++counters_.sequences_aborted;
+  return AbortSequence(*grant.sequence, ending);
+}
+
+uint32_t KvCore::AbandonOpen(CallToken token) {
+  Ending ending;
+  uint32_t revoked = 0;
+  {
+    MutexLock lock(mutex_);
+    Grant* grant = grants_->FindToken(token);
+    if (grant == nullptr || !grant->writer()) return 0;
+    if (grant->phase == Grant::Phase::kLive) {
+      revoked = Abandon(*grant, ending);
+    } else {
+      grants_->Fenced(grant->connection, grant->id);
+    }
+  }
+  Finish(ending);
+  return revoked;
+}
+
 absl::StatusOr<OpenResult> KvCore::Open(const OpenSpec& spec) {
   OASISKV_RETURN_IF_ERROR(CheckSpec(spec, options_));
   OASISKV_RETURN_IF_ERROR(CheckAttachable(spec.geometry, spec.checksums, spec.blocks, 0));
   OASISKV_ASSIGN_OR_RETURN(const Duration lease, LeaseOf(spec.lease));
+  auto body = std::make_shared<SequenceBody>();
+  body->name = spec.name;
+  body->identity = spec.identity;
+  body->geometry = spec.geometry;
+  NewFrames fresh;
+  Ending ending;
+  {
+    MutexLock lock(mutex_);
+    if (Grant* grant = FindAbandoned(spec)) Abandon(*grant, ending);
+  }
+  Finish(ending);
+  {
+    MutexLock lock(mutex_);
+    if (auto repeated = AnswerRepeatedOpen(spec, lease)) return *std::move(repeated);
+    absl::Status status = CheckOpen(spec);
+    if (status.ok()) status = Allocate(*body, spec.blocks, fresh);
+    if (!status.ok()) return Refused(status);
+    if (fresh.dirty.empty()) return OpenLocked(spec, lease, std::move(body), fresh);
+  }
+  Clear(fresh.dirty);
   MutexLock lock(mutex_);
-  absl::StatusOr<OpenResult> result = OpenLocked(spec, lease);
-  if (!result.ok()) return Refused(result.status());
-  ++counters_.opens;
-  return result;
+  return OpenLocked(spec, lease, std::move(body), fresh);
 }
 
-absl::StatusOr<OpenResult> KvCore::OpenLocked(const OpenSpec& spec, Duration lease) {
+absl::Status KvCore::CheckOpen(const OpenSpec& spec) const {
   if (draining_) return MakeError(ErrorCode::kDraining, "the daemon drains; open on another one");
   if (spec.connection != ConnectionId() && !grants_->IsOpen(spec.connection)) {
     return MakeError(ErrorCode::kPeerLost,
@@ -140,20 +240,30 @@ absl::StatusOr<OpenResult> KvCore::OpenLocked(const OpenSpec& spec, Duration lea
                      "connect again");
   }
   OASISKV_RETURN_IF_ERROR(sequences_.CheckInsert(spec.identity.tenant, spec.name));
-  OASISKV_RETURN_IF_ERROR(grants_->CheckRoom());
-  auto body = std::make_shared<SequenceBody>();
-  body->name = spec.name;
-  body->identity = spec.identity;
-  body->geometry = spec.geometry;
-  OASISKV_RETURN_IF_ERROR(
-      allocator_.Allocate(spec.geometry.frame_stride(), spec.blocks, body->frames));
+  return grants_->CheckRoom();
+}
+
+absl::StatusOr<OpenResult> KvCore::OpenLocked(const OpenSpec& spec, Duration lease,
+                                              std::shared_ptr<SequenceBody> body,
+                                              NewFrames& fresh) {
+  // Again: the mutex was free while frames were cleared.
+  if (auto repeated = AnswerRepeatedOpen(spec, lease)) {
+    allocator_.Unref(fresh.frames);
+    return *std::move(repeated);
+  }
+  if (absl::Status status = CheckOpen(spec); !status.ok()) {
+    allocator_.Unref(fresh.frames);
+    return Refused(status);
+  }
+  body->frames = std::move(fresh.frames);
   Sequence& sequence = sequences_.Insert(body);
   sequence.with_checksums = spec.checksums;
+  sequence.sees_writes = spec.connection == ConnectionId();
   const uint64_t checksum_bytes = ChecksumBytes(sequence, spec.blocks);
   if (absl::Status s = sequences_.Charge(sequence, checksum_bytes); !s.ok()) {
     sequences_.Erase(sequence);
     allocator_.Unref(body->frames);
-    return s;
+    return Refused(s);
   }
   sequence.checksums->resize(checksum_bytes / sizeof(uint32_t));
   sequence.blocks = spec.blocks;
@@ -167,27 +277,53 @@ absl::StatusOr<OpenResult> KvCore::OpenLocked(const OpenSpec& spec, Duration lea
   want.holder = spec.holder.substr(0, kMaxNameBytes);
   want.connection = spec.connection;
   want.expires = served_.At(sequence.opened) + lease;
+  want.token = spec.token;
   const Grant& grant = grants_->Give(std::move(want));
   sequence.writer = grant.id;
+  ++counters_.opens;
   return OpenResult{body->id, Describe(grant, lease)};
 }
 
-absl::StatusOr<ExtendResult> KvCore::Extend(GrantKey writer, uint32_t blocks) {
+absl::StatusOr<ExtendResult> KvCore::Extend(GrantKey writer, uint32_t first_block,
+                                            uint32_t blocks) {
+  NewFrames fresh;
+  {
+    MutexLock lock(mutex_);
+    uint32_t missing = 0;
+    absl::StatusOr<Grant*> grant = CheckExtend(writer, first_block, blocks, missing);
+    absl::Status status = grant.status();
+    if (status.ok()) {
+      // The grant may end while Allocate waits.
+      const std::shared_ptr<const SequenceBody> body = (*grant)->body;
+      status = Allocate(*body, missing, fresh);
+    }
+    if (!status.ok()) return Refused(status);
+    if (fresh.dirty.empty()) return ExtendLocked(writer, first_block, blocks, fresh);
+  }
+  Clear(fresh.dirty);
   MutexLock lock(mutex_);
-  absl::StatusOr<ExtendResult> result = ExtendLocked(writer, blocks);
-  if (!result.ok()) return Refused(result.status());
-  return result;
+  return ExtendLocked(writer, first_block, blocks, fresh);
 }
 
-absl::StatusOr<ExtendResult> KvCore::ExtendLocked(GrantKey writer, uint32_t blocks) {
+absl::StatusOr<Grant*> KvCore::CheckExtend(GrantKey writer, uint32_t first_block, uint32_t blocks,
+                                           uint32_t& missing) {
   OASISKV_ASSIGN_OR_RETURN(Grant * grant, FindWriter(writer, SequenceOp::kExtend));
-  Sequence& sequence = *grant->sequence;
+  const Sequence& sequence = *grant->sequence;
   if (blocks == 0) return Bad("extend by 0 blocks; ask for at least 1");
-  if (!Inside(sequence.blocks, blocks, options_.max_blocks_per_sequence)) {
+  if (!Inside(first_block, blocks, options_.max_blocks_per_sequence)) {
     return Bad(
         absl::StrFormat("extend by %d blocks: with the %d there are it exceeds "
                         "--max_blocks_per_sequence=%d",
-                        blocks, sequence.blocks, options_.max_blocks_per_sequence));
+                        blocks, first_block, options_.max_blocks_per_sequence));
+  }
+  missing =
+      Inside(first_block, blocks, sequence.blocks) ? 0 : first_block + blocks - sequence.blocks;
+  if (missing == 0) return grant;
+  if (first_block > sequence.blocks) {
+    return MakeError(ErrorCode::kWrongState,
+                     absl::StrFormat("extend of \"%s\" from block %d: it has %d blocks; give that "
+                                     "number as expected_first_block",
+                                     sequence.body->name, first_block, sequence.blocks));
   }
   if (grant->fenced && grant->connection != ConnectionId()) {
     return MakeError(ErrorCode::kWrongState,
@@ -195,21 +331,39 @@ absl::StatusOr<ExtendResult> KvCore::ExtendLocked(GrantKey writer, uint32_t bloc
                                      sequence.body->name));
   }
   OASISKV_RETURN_IF_ERROR(CheckAttachable(sequence.body->geometry, sequence.with_checksums,
-                                          sequence.blocks + blocks, 0));
-  const uint64_t more = ChecksumBytes(sequence, blocks);
-  OASISKV_RETURN_IF_ERROR(sequences_.Charge(sequence, more));
-  if (absl::Status s = allocator_.Allocate(sequence.body->geometry.frame_stride(), blocks,
-                                           sequence.body->frames);
-      !s.ok()) {
-    sequences_.Refund(sequence, more);
-    return s;
+                                          sequence.blocks + missing, 0));
+  return grant;
+}
+
+absl::StatusOr<ExtendResult> KvCore::ExtendLocked(GrantKey writer, uint32_t first_block,
+                                                  uint32_t blocks, NewFrames& fresh) {
+  // Again: the mutex was free while frames were cleared.
+  uint32_t missing = 0;
+  absl::StatusOr<Grant*> grant = CheckExtend(writer, first_block, blocks, missing);
+  absl::Status status = grant.status();
+  if (status.ok() && missing > 0 && missing != fresh.frames.size()) {
+    status = MakeError(ErrorCode::kWrongState,
+                       "another extend of the same sequence ran at the same time; repeat it");
   }
-  const uint32_t first = sequence.blocks;
-  sequence.blocks += blocks;
-  sequence.committed.Resize(sequence.blocks);
-  sequence.checksums->resize(ChecksumBytes(sequence, sequence.blocks) / sizeof(uint32_t));
-  grants_->Grow(*grant, sequence.blocks);
-  return ExtendResult{first, Addresses(std::span(sequence.body->frames).subspan(first, blocks))};
+  if (status.ok() && missing > 0) {
+    Sequence& sequence = *(*grant)->sequence;
+    status = sequences_.Charge(sequence, ChecksumBytes(sequence, missing));
+  }
+  if (!status.ok() || missing == 0) allocator_.Unref(fresh.frames);
+  if (!status.ok()) return Refused(status);
+  Sequence& sequence = *(*grant)->sequence;
+  std::vector<Frame>& frames = sequence.body->frames;
+  if (missing > 0) {
+    const size_t size = frames.size() + missing;
+    // Many small Extends stay linear.
+    if (frames.capacity() < size) frames.reserve(size + size / 4);
+    frames.insert(frames.end(), fresh.frames.begin(), fresh.frames.end());
+    sequence.blocks += missing;
+    sequence.committed.Resize(sequence.blocks);
+    sequence.checksums->resize(ChecksumBytes(sequence, sequence.blocks) / sizeof(uint32_t));
+    grants_->Grow(**grant, sequence.blocks);
+  }
+  return ExtendResult{first_block, Addresses(std::span(frames).subspan(first_block, blocks))};
 }
 
 absl::Status KvCore::Commit(GrantKey writer, std::span<const LayerBlocks> ranges,
@@ -226,6 +380,7 @@ absl::Status KvCore::CommitLocked(GrantKey writer, std::span<const LayerBlocks> 
   OASISKV_ASSIGN_OR_RETURN(Grant * grant, FindWriter(writer, SequenceOp::kCommit));
   Sequence& sequence = *grant->sequence;
   OASISKV_RETURN_IF_ERROR(CheckCommit(sequence, ranges, checksums));
+  OASISKV_RETURN_IF_ERROR(CheckWritten(sequence, ranges));
   if (sequence.with_checksums) {
     StoreChecksums(sequence, ranges, checksums);
   } else {
@@ -236,10 +391,12 @@ absl::Status KvCore::CommitLocked(GrantKey writer, std::span<const LayerBlocks> 
 
 absl::Status KvCore::Seal(GrantKey writer, uint64_t token_count, FirstTopK first_topk,
                           std::string blob) {
+  const uint64_t hash = SealHash(token_count, first_topk, blob);
   Ending ending;
   {
     MutexLock lock(mutex_);
-    const absl::Status status = SealLocked(writer, token_count, first_topk, blob, ending);
+    if (grants_->SealedAs(writer.id, writer.epoch) == hash) return absl::OkStatus();  // a repeat
+    absl::Status status = SealLocked(writer, token_count, first_topk, blob, hash, ending);
     if (!status.ok()) return Refused(status);
     ++counters_.seals;
   }
@@ -248,7 +405,7 @@ absl::Status KvCore::Seal(GrantKey writer, uint64_t token_count, FirstTopK first
 }
 
 absl::Status KvCore::SealLocked(GrantKey writer, uint64_t token_count, FirstTopK& first_topk,
-                                std::string& blob, Ending& ending) {
+                                std::string& blob, uint64_t hash, Ending& ending) {
   OASISKV_ASSIGN_OR_RETURN(Grant * grant, FindWriter(writer, SequenceOp::kSeal));
   Sequence& sequence = *grant->sequence;
   const Geometry& g = sequence.body->geometry;
@@ -279,9 +436,11 @@ absl::Status KvCore::SealLocked(GrantKey writer, uint64_t token_count, FirstTopK
 
   OASISKV_RETURN_IF_ERROR(Advance(sequence.state, SequenceOp::kSeal, sequence.body->name));
   sequence.token_count = token_count;
+  grant->sealed_as = hash;
   sequence.first_topk = std::make_shared<FirstTopK>(std::move(first_topk));
   sequence.blob = std::make_shared<std::string>(std::move(blob));
   sequence.committed.Clear();
+  sequence.written.Clear();
   const uint32_t spare = sequence.blocks - needed;
   sequences_.Refund(sequence, ChecksumBytes(sequence, spare));
   sequence.checksums->resize(ChecksumBytes(sequence, needed) / sizeof(uint32_t));

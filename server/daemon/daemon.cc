@@ -24,6 +24,9 @@ namespace oasiskv::server {
 namespace {
 
 constexpr Duration kTickInterval = std::chrono::milliseconds(100);
+// The scrubber looks as often, and works as long at a time as a stop of the daemon may wait for it.
+constexpr Duration kScrubInterval = std::chrono::milliseconds(10);
+constexpr Duration kScrubBudget = std::chrono::milliseconds(200);
 constexpr Duration kDrainPoll = std::chrono::milliseconds(20);
 
 }  // namespace
@@ -34,6 +37,7 @@ struct Daemon::Impl {
 
   ~Impl() {
     // End calls before the objects they use, and peers before the memory they reach.
+    scrubber.reset();
     ticker.reset();
     control.reset();
     metrics.reset();
@@ -97,7 +101,7 @@ struct Daemon::Impl {
   std::vector<std::unique_ptr<fabric::Endpoint>> endpoints;
   LogGate unfenced_gate;
   std::shared_ptr<prometheus::Collectable> core_metrics;
-  std::unique_ptr<Ticker> ticker;
+  std::unique_ptr<Ticker> ticker, scrubber;
 };
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Listen(const Options& options) {
@@ -109,7 +113,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Listen(const Options& options) {
                  absl::StrCat("--metrics_address=", options.metrics_address->ToString())));
   }
   OASISKV_ASSIGN_OR_RETURN(
-      impl->control, ControlServer::Listen({options.control_address, options.max_attach_waiters},
+      impl->control, ControlServer::Listen({options.control_address, options.max_attach_waiters,
+                                            options.lose_answers, options.lose_answers_seed},
                                            *impl->registry));
   impl->bound.control_address = impl->control->address().ToString();
   impl->options.fabric.control_port = impl->control->address().port;
@@ -137,6 +142,8 @@ absl::Status Daemon::Serve() {
     impl->EndUnfencedWriters();
     impl->control->Tick(now);
   });
+  impl_->scrubber = std::make_unique<Ticker>(
+      kScrubInterval, [core = impl_->core.get()](MonotonicTime) { core->Scrub(kScrubBudget); });
   impl_->control->Serve(*impl_->core, std::move(endpoints));
   return absl::OkStatus();
 }
@@ -165,7 +172,9 @@ bool Daemon::WaitDrained(Duration timeout) {
   const MonotonicTime deadline = Clock::Real().Now() + timeout;
   for (;;) {
     const CapacityInfo info = impl_->core->Capacity();
-    if (info.grants_reader + info.grants_writer == 0) return true;
+    const uint64_t sequences =
+        info.sequences_open + info.sequences_sealed + info.sequences_released;
+    if (sequences + info.grants_reader + info.grants_writer == 0) return true;
     if (Clock::Real().Now() >= deadline) return false;
     std::this_thread::sleep_for(kDrainPoll);
   }

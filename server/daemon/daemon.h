@@ -49,9 +49,9 @@ class Daemon {
   // The core; null before Serve.
   KvCore* core();
 
-  // Health is NOT_SERVING and new opens and attaches are refused; grants stay valid.
+  // Health is NOT_SERVING and new opens are refused; what is there can be attached and read.
   void BeginDrain();
-  // Waits until no grant is left (true) or `timeout` has passed (false).
+  // Waits until no sequence and no grant is left (true) or `timeout` has passed (false).
   bool WaitDrained(Duration timeout);
 
  private:

@@ -55,7 +55,9 @@ int Run(const Options& options) {
   if (!(*daemon)->WaitDrained(options.drain_timeout)) {
     const CapacityInfo info = (*daemon)->core()->Capacity();
     LogWarning("daemon", absl::StrCat("stopping with ", info.grants_reader + info.grants_writer,
-                                      " grants that were not given back"));
+                                      " grants that were not given back and ",
+                                      info.sequences_open + info.sequences_sealed,
+                                      " sequences that were not released"));
   }
   return 0;
 }

@@ -107,6 +107,12 @@ void AddCounters(const CoreCounters& counters, Families& out) {
   out.Counter("oasiskv_capacity_refusals_total",
               "Calls refused because memory or a limit was used up.")
       .Add(counters.capacity_refusals);
+  out.Counter("oasiskv_cleared_bytes_total",
+              "Bytes of memory cleared before their next user could get them (--clear_frames).")
+      .Add(counters.cleared_bytes);
+  out.Counter("oasiskv_clear_waits_total",
+              "Opens and Extends that had to clear memory themselves or waited for it.")
+      .Add(counters.clear_waits);
 }
 
 struct FabricMetric {

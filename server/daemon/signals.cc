@@ -25,20 +25,26 @@ State& GetState() {
   return *kState;
 }
 
-sigset_t StopSignals() {
+sigset_t HandledSignals() {
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGHUP);
   return set;
 }
 
 void Run() {
   State& state = GetState();
-  const sigset_t set = StopSignals();
+  const sigset_t set = HandledSignals();
   for (;;) {
     int signal = 0;
     if (sigwait(&set, &signal) != 0) continue;
+    if (signal == SIGHUP) {
+      // Its default would end the daemon, and with it all KV, when a terminal is closed.
+      LogInfo("daemon", "SIGHUP: nothing can be reloaded without a restart yet; it goes on");
+      continue;
+    }
     MutexLock lock(state.mutex);
     if (!state.serving) {
       LogInfo("daemon", "stopped while starting");
@@ -57,7 +63,7 @@ void Run() {
 
 void InstallSignals() {
   ::signal(SIGPIPE, SIG_IGN);
-  const sigset_t set = StopSignals();
+  const sigset_t set = HandledSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   std::thread(Run).detach();
 }

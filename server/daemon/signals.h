@@ -8,6 +8,7 @@ namespace oasiskv::server {
 
 // From now on the first SIGTERM or SIGINT ends the process at once with exit code 0, since nothing
 // has started yet that must be stopped. A broken pipe is an error of the write, never a signal.
+// SIGHUP is logged and changes nothing.
 void InstallSignals();
 // From now on WaitForStop waits for the first signal, and the second ends the process at once with
 // exit code 1.

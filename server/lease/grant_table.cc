@@ -49,7 +49,7 @@ Grant& GrantTable::Give(Grant spec) {
   auto owned = std::make_unique<Grant>(std::move(spec));
   Grant& grant = *owned;
   grant.id = GrantId(next_id_++);
-  grant.epoch = words_.NextEpoch();
+  grant.epoch = GrantWords::DrawEpoch();
   grant.slot = *words_.TakeSlot();
   grant.fenced = grant.connection == ConnectionId();
   grant.body = grant.sequence->body;
@@ -58,6 +58,7 @@ Grant& GrantTable::Give(Grant spec) {
   by_expiry_.emplace(grant.expires, grant.id);
   by_sequence_.emplace(grant.body->id, grant.id);
   if (!grant.fenced) by_connection_.emplace(grant.connection, grant.id);
+  if (grant.token != CallToken()) by_token_[grant.token] = grant.id;
   by_id_.emplace(grant.id, std::move(owned));
   words_.Publish(grant.slot, grant.epoch);
   return grant;
@@ -118,6 +119,17 @@ absl::StatusOr<Grant*> GrantTable::Find(GrantId id, Epoch epoch, AfterSeal after
   }
   return MakeError(ErrorCode::kNotFound,
                    absl::StrFormat("no grant %x (any more); attach again", id.value()));
+}
+
+uint64_t GrantTable::SealedAs(GrantId id, Epoch epoch) const {
+  const auto it = ended_.find(id);
+  return it != ended_.end() && it->second.epoch == epoch ? it->second.sealed_as : 0;
+}
+
+Grant* GrantTable::FindToken(CallToken token) const {
+  if (token == CallToken()) return nullptr;
+  const auto it = by_token_.find(token);
+  return it == by_token_.end() ? nullptr : by_id_.at(it->second).get();
 }
 
 std::vector<Grant*> GrantTable::OfSequence(SequenceId id) const {
@@ -208,7 +220,7 @@ uint64_t GrantTable::Word(GrantId id) const {
 }
 
 void GrantTable::Remember(const Grant& grant, GrantEnd end) {
-  ended_[grant.id] = {grant.epoch, grant.slot, end};
+  ended_[grant.id] = {grant.epoch, grant.slot, end, grant.sealed_as};
   ended_order_.push_back(grant.id);
   if (ended_order_.size() > max_grants_) {
     ended_.erase(ended_order_.front());
@@ -220,6 +232,10 @@ void GrantTable::DropIfFree(Grant& grant) {
   if (grant.phase != Grant::Phase::kHolding || grant.quarantined || grant.pins > 0) return;
   if (!grant.fenced) by_connection_.erase({grant.connection, grant.id});
   allocator_.Unref(grant.held());
+  if (const auto it = by_token_.find(grant.token);
+      it != by_token_.end() && it->second == grant.id) {
+    by_token_.erase(it);
+  }
   by_id_.erase(grant.id);
 }
 

@@ -51,6 +51,9 @@ struct Grant {
   bool quarantined = false;
   Duration quarantined_at{0};  // served time
   uint32_t pins = 0;           // requests that the daemon is answering
+  CallToken token;             // of the call that made it
+  uint32_t answers = 1;        // calls and repeats that were told of it
+  uint64_t sealed_as = 0;      // what a writer's seal said, as a hash
 
   bool writer() const { return access == fabric::Access::kWrite; }
   std::span<const Frame> held() const { return std::span(body->frames).first(frames); }
@@ -81,6 +84,11 @@ class GrantTable {
   // kWrongState where the grant ended by sealing its sequence.
   enum class AfterSeal { kStale, kWrongState };
   absl::StatusOr<Grant*> Find(GrantId id, Epoch epoch, AfterSeal after_seal = AfterSeal::kStale);
+  // What the seal that ended that writer's grant said, as a hash; 0 when no seal ended it, or it is
+  // forgotten.
+  uint64_t SealedAs(GrantId id, Epoch epoch) const;
+  // The grant that a call with this token made, in any phase; null when it is gone.
+  Grant* FindToken(CallToken token) const;
   std::vector<Grant*> OfSequence(SequenceId id) const;
   // Up to `limit` live grants whose lease has ended at `served`.
   std::vector<Grant*> Expired(Duration served, size_t limit) const;
@@ -113,6 +121,7 @@ class GrantTable {
     Epoch epoch;
     WordSlot slot;
     GrantEnd end;
+    uint64_t sealed_as = 0;
   };
 
   GrantTable(GrantWords words, uint32_t max_grants, SlabAllocator& allocator);
@@ -131,6 +140,7 @@ class GrantTable {
   absl::btree_set<std::pair<SequenceId, GrantId>> by_sequence_;      // live
   absl::btree_set<std::pair<ConnectionId, GrantId>> by_connection_;  // not fenced
   absl::btree_set<std::pair<Duration, GrantId>> by_quarantine_;      // quarantined
+  absl::flat_hash_map<CallToken, GrantId> by_token_;
   absl::flat_hash_map<GrantId, Ended> ended_;
   std::deque<GrantId> ended_order_;
   absl::flat_hash_set<ConnectionId> connections_;  // bounded by the endpoint's limit of connections

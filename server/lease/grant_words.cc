@@ -33,8 +33,6 @@ absl::StatusOr<GrantWords> GrantWords::Create(uint32_t slots) {
     table.free_.push_back(WordSlot(i));
   }
   table.words_ = {words, slots};
-  // Half of the range is left to count up in: 2^54 grants outlast any daemon.
-  table.next_epoch_ = 1 + (RandomBits() >> (64 - (kEpochBits - 1)));
   return table;
 }
 

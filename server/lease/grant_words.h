@@ -19,8 +19,8 @@ uint64_t RandomBits();
 
 // Thread contract: Read is safe for concurrent use; everything else is guarded by the core's mutex.
 //
-// An epoch is 55 bits, starts at a random number and is never given twice by one daemon; its top
-// bit is 0 and a revoked word's is 1, so no epoch looks like a revocation. A slot keeps its last
+// An epoch is 54 random bits, so that nobody can guess another's grant. Its top bit is 0 and a
+// revoked word's is 1, so no epoch looks like a revocation. A slot keeps its last
 // word until a later epoch takes it over, and the slot that has been free longest is taken first: a
 // slow reader is told "expired" for as long as that can be known.
 class GrantWords {
@@ -33,7 +33,8 @@ class GrantWords {
   void GiveSlot(WordSlot slot) { free_.push_back(slot); }
   uint32_t slots_free() const { return static_cast<uint32_t>(free_.size()); }
 
-  Epoch NextEpoch() { return Epoch(next_epoch_++); }
+  // Differs from every epoch of the slot that is still remembered but for a chance of 2^-54 each.
+  static Epoch DrawEpoch() { return Epoch(1 + (RandomBits() >> (64 - kEpochBits + 1))); }
 
   void Publish(WordSlot slot, Epoch epoch);
   // The word changes before this returns; only then may a frame of the grant be let go.
@@ -50,7 +51,6 @@ class GrantWords {
   Mapping mapping_;
   std::span<std::atomic<uint64_t>> words_;
   std::deque<WordSlot> free_;  // longest free first
-  uint64_t next_epoch_ = 0;
 };
 
 }  // namespace oasiskv::server

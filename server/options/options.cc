@@ -91,8 +91,21 @@ ABSL_FLAG(
     absl::Duration, unattended_ttl, absl::FromChrono(Options().core.unattended_ttl),
     "A sealed sequence is released after it had no grant for this time, because its reader may "
     "have died before it attached. 0: never.");
+ABSL_FLAG(
+    std::string, clear_frames, "tenant",
+    "tenant: memory is cleared before it passes to another tenant. always: before each use, so "
+    "that "
+    "a tenant cannot read what it wrote itself earlier. never: not at all; a client that seals a "
+    "sequence without writing can then read what any tenant left in the memory.");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::FromChrono(Options().drain_timeout),
-          "How long a stopping daemon waits for grants to be given back.");
+          "How long a stopping daemon waits until every sequence is released and every grant given "
+          "back; until then decodes go on. A second signal ends it at once.");
+ABSL_FLAG(
+    uint32_t, lose_answers, Options().lose_answers,
+    "For tests of clients: lose about this many percent of the answers of KvMemory, after the "
+    "call has been carried out, as a broken network would.");
+ABSL_FLAG(uint32_t, lose_answers_seed, Options().lose_answers_seed,
+          "Which answers --lose_answers loses: the same seed and calls lose the same ones.");
 ABSL_FLAG(std::string, log_level, "info", "debug, info, warning, error or off.");
 ABSL_FLAG(
     std::string, ready_file, "",
@@ -204,6 +217,16 @@ absl::Status ReadPool(CoreOptions& core) {
             "must be a multiple of --slab_bytes=", AbslUnparseFlag(ByteSize{core.slab_bytes}),
             " that divides --pool_bytes=", AbslUnparseFlag(ByteSize{core.pool_bytes})));
   }
+  const std::string clear = absl::GetFlag(FLAGS_clear_frames);
+  if (clear == "tenant") {
+    core.clear_frames = ClearFrames::kTenant;
+  } else if (clear == "always") {
+    core.clear_frames = ClearFrames::kAlways;
+  } else if (clear == "never") {
+    core.clear_frames = ClearFrames::kNever;
+  } else {
+    return Bad("clear_frames", clear, "must be tenant, always or never");
+  }
   const std::string huge = absl::GetFlag(FLAGS_huge_pages);
   if (huge == "off") {
     core.huge_pages = HugePages::kOff;
@@ -242,6 +265,11 @@ absl::Status ReadLimits(Options& options) {
   OASISKV_ASSIGN_OR_RETURN(core.max_blocks_per_sequence,
                            ReadLimit("max_blocks_per_sequence",
                                      absl::GetFlag(FLAGS_max_blocks_per_sequence), kMostBlocks));
+  options.lose_answers = absl::GetFlag(FLAGS_lose_answers);
+  if (options.lose_answers > 100) {
+    return Bad("lose_answers", absl::StrCat(options.lose_answers), "must be between 0 and 100");
+  }
+  options.lose_answers_seed = absl::GetFlag(FLAGS_lose_answers_seed);
   OASISKV_ASSIGN_OR_RETURN(
       options.max_attach_waiters,
       ReadLimit("max_attach_waiters", absl::GetFlag(FLAGS_max_attach_waiters), 1u << 20));

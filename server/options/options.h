@@ -26,9 +26,11 @@ struct Options {
   Duration fence_timeout = std::chrono::seconds(5);   // of a revoked writer over verbs
   CoreOptions core;
   uint32_t max_attach_waiters = 4096;  // Attach calls that wait for a seal at one time
-  Duration drain_timeout = std::chrono::seconds(5);
+  Duration drain_timeout = std::chrono::minutes(5);
   LogLevel log_level = LogLevel::kInfo;
-  std::string ready_file;  // empty: none
+  std::string ready_file;     // empty: none
+  uint32_t lose_answers = 0;  // percent of the answers of KvMemory that are lost, for tests
+  uint32_t lose_answers_seed = 1;
 };
 
 // What the command line asks of the process.

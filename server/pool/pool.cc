@@ -109,6 +109,17 @@ void Pool::Give(uint32_t first, uint32_t span) {
   lowest_free_ = std::min(lowest_free_, first);
 }
 
+bool Pool::Hold(uint32_t slab) {
+  if (!free_[slab]) return false;
+  free_[slab] = false;
+  return true;
+}
+
+void Pool::Unhold(uint32_t slab) {
+  free_[slab] = true;
+  lowest_free_ = std::min(lowest_free_, slab);
+}
+
 bool Pool::huge_pages() const {
   return std::all_of(arenas_.begin(), arenas_.end(), [](const Arena& a) { return a.huge(); });
 }

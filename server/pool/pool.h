@@ -34,6 +34,9 @@ class Pool {
   // The first of `span` adjacent slabs of one arena; nullopt when there are none.
   std::optional<uint32_t> Take(uint32_t span);
   void Give(uint32_t first, uint32_t span);
+  // Keeps a free slab from Take for a while; it still counts as free. False when it is not free.
+  bool Hold(uint32_t slab);
+  void Unhold(uint32_t slab);
 
   const std::vector<Arena>& arenas() const { return arenas_; }
   uint64_t slab_bytes() const { return slab_bytes_; }

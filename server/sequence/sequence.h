@@ -13,6 +13,7 @@
 #include "server/pool/slab_allocator.h"
 #include "server/sequence/committed_map.h"
 #include "server/sequence/types.h"
+#include "server/sequence/written_map.h"
 
 namespace oasiskv::server {
 
@@ -40,8 +41,11 @@ struct Sequence {
 
   std::shared_ptr<SequenceBody> body;
   SequenceState state = SequenceState::kOpen;
-  uint32_t blocks = 0;       // it holds body->frames [0, blocks), unless it is released
-  CommittedMap committed;    // empty once sealed: all is committed then
+  uint32_t blocks = 0;     // it holds body->frames [0, blocks), unless it is released
+  CommittedMap committed;  // empty once sealed: all is committed then
+  // The writer's fabric tells the daemon each write, and only what was written can be committed.
+  bool sees_writes = false;
+  WrittenMap written;        // with sees_writes, while open
   uint64_t token_count = 0;  // 0 while open
   MonotonicTime opened;
   GrantId writer;        // zero once sealed

@@ -129,7 +129,8 @@ class AdminService::Impl final : public v1::Admin::CallbackService {
                                   v1::EvictResponse* response) override {
     return RunUnary(state_, "Admin/Evict", context, request, [&](KvCore& core) -> absl::Status {
       OASISKV_ASSIGN_OR_RETURN(const uint32_t revoked,
-                               core.Abort(request->name(), wire::FromMessage(request->identity())));
+                               core.Abort({request->name(), SequenceId(request->sequence_id())},
+                                          wire::FromMessage(request->identity())));
       response->set_grants_revoked(revoked);
       if (revoked > 0) waiters_.Notify();
       return absl::OkStatus();

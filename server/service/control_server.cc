@@ -39,7 +39,7 @@ struct ControlServer::Impl {
   Impl(const ControlServerOptions& options, prometheus::Registry& registry)
       : address(options.address),
         rpc_metrics(registry),
-        state(rpc_metrics),
+        state(rpc_metrics, options.lose_answers, options.lose_answers_seed),
         waiters(std::make_unique<AttachWaiters>(options.max_attach_waiters)),
         admin(state, *waiters, [this](bool draining) { SetDraining(draining); }),
         kv_memory(MakeKvMemoryService(state, *waiters, slow)) {}

@@ -19,6 +19,7 @@ namespace oasiskv::server {
 struct ControlServerOptions {
   Address address;
   uint32_t max_attach_waiters = 4096;
+  uint32_t lose_answers = 0, lose_answers_seed = 1;
 };
 
 // Thread contract: safe for concurrent use; Serve once.

@@ -11,6 +11,7 @@
 #include "oasiskv/v1/kv_memory.grpc.pb.h"
 #include "server/service/attach_waiters.h"
 #include "server/service/fabric_calls.h"
+#include "server/service/recent_calls.h"
 #include "server/service/service_state.h"
 #include "server/service/translate.h"
 #include "server/service/unary_call.h"
@@ -107,6 +108,10 @@ class AttachCall : public grpc::ServerUnaryReactor {
   absl::Status Attach() {
     OASISKV_ASSIGN_OR_RETURN(AttachResult result, core_->Attach(spec_));
     const GrantKey grant{result.grant.id, result.grant.epoch};
+    if (context_.IsCancelled()) {
+      core_->Undeliver(grant);
+      return MakeError(ErrorCode::kCancelled, "the caller is gone");
+    }
     ToMessage(std::move(result), response_);
     absl::Status fits = CheckMessageSize(response_, "attach answer");
     if (fits.ok()) return fits;
@@ -117,7 +122,7 @@ class AttachCall : public grpc::ServerUnaryReactor {
 
   void End(const absl::Status& status) {
     state_.rpc_metrics().Observe("KvMemory/Attach", status, Clock::Real().Now() - start_);
-    Finish(ToGrpc(status, context_));
+    Finish(ToAnswer(state_, "KvMemory/Attach", status, context_));
   }
 
   ServiceState& state_;
@@ -163,6 +168,10 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
       OASISKV_ASSIGN_OR_RETURN(OpenSpec spec, ToOpenSpec(*request));
       spec.holder = context->peer();
       OASISKV_ASSIGN_OR_RETURN(const OpenResult result, core.Open(spec));
+      if (context->IsCancelled()) {
+        core.Undeliver({result.grant.id, result.grant.epoch});
+        return MakeError(ErrorCode::kCancelled, "the caller is gone");
+      }
       ToMessage(result, *response);
       return absl::OkStatus();
     });
@@ -173,7 +182,9 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
                                    v1::ExtendResponse* response) override {
     return RunUnary(state_, "KvMemory/Extend", context, request, [&](KvCore& core) -> absl::Status {
       const GrantKey writer{GrantId(request->grant_id()), Epoch(request->epoch())};
-      OASISKV_ASSIGN_OR_RETURN(const ExtendResult result, core.Extend(writer, request->blocks()));
+      OASISKV_ASSIGN_OR_RETURN(
+          const ExtendResult result,
+          core.Extend(writer, request->expected_first_block(), request->blocks()));
       ToMessage(result, *response);
       return absl::OkStatus();
     });
@@ -235,13 +246,22 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
                 absl::StrCat("sequences has ", request->sequences_size(), " items; at most ",
                              kMaxSequencesPerCall, " are allowed in one call"));
           }
-          const std::vector<std::string> sequences(request->sequences().begin(),
-                                                   request->sequences().end());
-          OASISKV_ASSIGN_OR_RETURN(
-              const ReleaseResult result,
-              core.Release(grants, sequences, wire::FromMessage(request->identity())));
-          response->set_grants_released(result.grants);
-          response->set_sequences_released(result.sequences);
+          std::vector<SequenceRef> sequences;
+          sequences.reserve(request->sequences_size());
+          for (const v1::SequenceRef& ref : request->sequences()) {
+            sequences.push_back({ref.name(), SequenceId(ref.sequence_id())});
+          }
+          RecentCalls::Counts counts;
+          OASISKV_RETURN_IF_ERROR(recent_.Once(
+              CallToken(request->token()), counts, [&](RecentCalls::Counts& out) -> absl::Status {
+                OASISKV_ASSIGN_OR_RETURN(
+                    const ReleaseResult result,
+                    core.Release(grants, sequences, wire::FromMessage(request->identity())));
+                out = {result.grants, result.sequences};
+                return absl::OkStatus();
+              }));
+          response->set_grants_released(counts.first);
+          response->set_sequences_released(counts.second);
           waiters_.Notify();  // a writer that gives up its grant ends its sequence
           return absl::OkStatus();
         });
@@ -251,8 +271,19 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
                                   const v1::AbortRequest* request,
                                   v1::AbortResponse* response) override {
     return RunUnary(state_, "KvMemory/Abort", context, request, [&](KvCore& core) -> absl::Status {
-      OASISKV_ASSIGN_OR_RETURN(const uint32_t revoked,
-                               core.Abort(request->name(), wire::FromMessage(request->identity())));
+      RecentCalls::Counts counts;
+      OASISKV_RETURN_IF_ERROR(recent_.Once(
+          CallToken(request->token()), counts, [&](RecentCalls::Counts& out) -> absl::Status {
+            if (request->open_token() != 0) {
+              out.first = core.AbandonOpen(CallToken(request->open_token()));
+              return absl::OkStatus();
+            }
+            OASISKV_ASSIGN_OR_RETURN(
+                out.first, core.Abort({request->name(), SequenceId(request->sequence_id())},
+                                      wire::FromMessage(request->identity())));
+            return absl::OkStatus();
+          }));
+      const uint32_t revoked = counts.first;
       response->set_grants_revoked(revoked);
       if (revoked > 0) waiters_.Notify();
       if (!request->reason().empty() && aborts_.Pass()) {
@@ -292,6 +323,7 @@ class KvMemoryService final : public v1::KvMemory::CallbackService {
   AttachWaiters& waiters_;
   SlowCalls& slow_;
   LogGate aborts_;
+  RecentCalls recent_;
 };
 
 }  // namespace

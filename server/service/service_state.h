@@ -12,6 +12,7 @@
 #include "common/log.h"
 #include "oasiskv/error.h"
 #include "server/core/kv_core.h"
+#include "server/service/reply_loss.h"
 #include "server/service/rpc_metrics.h"
 
 namespace oasiskv::server {
@@ -22,7 +23,8 @@ namespace oasiskv::server {
 // Core and endpoints must outlive every call, that is, the gRPC server.
 class ServiceState {
  public:
-  explicit ServiceState(RpcMetrics& rpc_metrics) : rpc_metrics_(rpc_metrics) {}
+  ServiceState(RpcMetrics& rpc_metrics, uint32_t lose_answers, uint32_t seed)
+      : rpc_metrics_(rpc_metrics), reply_loss_(lose_answers, seed) {}
 
   // Once.
   void Ready(KvCore& core, std::vector<fabric::Endpoint*> endpoints) {
@@ -41,10 +43,12 @@ class ServiceState {
   // Only after Core() returned one.
   const std::vector<fabric::Endpoint*>& endpoints() const { return endpoints_; }
   RpcMetrics& rpc_metrics() const { return rpc_metrics_; }
+  ReplyLoss& reply_loss() { return reply_loss_; }
   Duration Uptime() const { return Clock::Real().Now() - started_; }
 
  private:
   RpcMetrics& rpc_metrics_;
+  ReplyLoss reply_loss_;
   const MonotonicTime started_ = Clock::Real().Now();
   std::vector<fabric::Endpoint*> endpoints_;  // written before core_ is
   std::atomic<KvCore*> core_{nullptr};

@@ -54,7 +54,6 @@ void ToMessage(const SequenceInfo& info, v1::SequenceInfo& message) {
 
 void ToMessage(const GrantInfo& info, v1::GrantInfo& message) {
   message.set_id(info.id.value());
-  message.set_epoch(info.epoch.value());
   message.set_writer(info.writer);
   message.set_sequence_id(info.sequence.value());
   message.set_sequence_name(info.sequence_name);

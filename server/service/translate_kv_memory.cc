@@ -37,6 +37,7 @@ absl::StatusOr<OpenSpec> ToOpenSpec(const v1::OpenRequest& request) {
   OASISKV_ASSIGN_OR_RETURN(out.lease, ToDuration("lease_ms", request.lease_ms()));
   out.connection = ConnectionId(request.writer_connection());
   out.checksums = request.checksums();
+  out.token = CallToken(request.token());
   return out;
 }
 
@@ -49,6 +50,7 @@ absl::StatusOr<AttachSpec> ToAttachSpec(const v1::AttachRequest& request) {
   out.head_count = request.head_count();
   OASISKV_ASSIGN_OR_RETURN(out.lease, ToDuration("lease_ms", request.lease_ms()));
   out.require_sealed = request.wait_for_seal_ms() > 0;
+  out.token = CallToken(request.token());
   return out;
 }
 

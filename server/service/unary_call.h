@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/service/rpc_status.h"
@@ -23,6 +24,15 @@ absl::Status CheckMessageSize(const Message& message, absl::string_view what) {
                                 kMaxMessageBytes, "; split the call"));
 }
 
+// What the caller is told: `status`, unless the answer is to be lost.
+inline grpc::Status ToAnswer(ServiceState& state, absl::string_view method,
+                             const absl::Status& status, grpc::CallbackServerContext& context) {
+  if (absl::StartsWith(method, "KvMemory/") && state.reply_loss().Lose(method)) {
+    return {grpc::StatusCode::UNAVAILABLE, "the answer is lost (--lose_answers)"};
+  }
+  return ToGrpc(status, context);
+}
+
 // Refuses an oversized request or a daemon that is not ready, runs body(core) -> absl::Status,
 // counts and answers. For bodies that never block: they run on gRPC's few threads.
 template <typename Request, typename Body>
@@ -37,7 +47,7 @@ grpc::ServerUnaryReactor* RunUnary(ServiceState& state, absl::string_view method
   }
   state.rpc_metrics().Observe(method, status, Clock::Real().Now() - start);
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  reactor->Finish(ToGrpc(status, *context));
+  reactor->Finish(ToAnswer(state, method, status, *context));
   return reactor;
 }
 
@@ -51,7 +61,7 @@ grpc::ServerUnaryReactor* RunSlowUnary(ServiceState& state, SlowCalls& slow,
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const auto finish = [&state, method, context, reactor, start](const absl::Status& status) {
     state.rpc_metrics().Observe(method, status, Clock::Real().Now() - start);
-    reactor->Finish(ToGrpc(status, *context));
+    reactor->Finish(ToAnswer(state, method, status, *context));
   };
   absl::Status status = state.Core().status();
   if (status.ok()) {

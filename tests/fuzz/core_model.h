@@ -28,6 +28,9 @@ struct CoreModel {
     uint32_t blocks = 0;
     std::set<std::pair<uint32_t, uint32_t>> committed;  // (block, layer), while open
     std::map<std::tuple<uint32_t, uint32_t, uint32_t>, uint64_t> written;  // (block, layer, head)
+    // The daemon was told of the write. The summaries' are in it as head 2.
+    std::set<std::tuple<uint32_t, uint32_t, uint32_t>> noted;
+    bool watched = false;  // its writer's fabric tells of writes
     std::vector<FrameAddress> frames;
     Duration alone_since{0};  // sealed and without a reader
     bool listed() const { return state != SequenceState::kAborted; }
@@ -41,6 +44,7 @@ struct CoreModel {
     Duration expires{0};
     uint64_t connection = 0;
     bool fenced = true;
+    uint32_t sealed_as = 0;  // the blocks of its seal
     End end = End::kLive;
     size_t end_order = 0;
     int pins = 0;

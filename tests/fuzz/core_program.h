@@ -54,7 +54,13 @@ class Program {
 
   int Pick(int n) { return static_cast<int>(random_() % static_cast<uint32_t>(n)); }
   static std::string Name(int i) { return absl::StrCat("s", i); }
-  static Identity Me() { return {"model", "rev", "tenant"}; }
+  // Names are of two tenants in turn.
+  static int TenantOf(int name) { return name % 2; }
+  static Identity Owner(int name) {
+    return {"model", "rev", absl::StrCat("tenant", TenantOf(name))};
+  }
+  // What a write puts into an entry: nobody else has the same, and its tenant can be seen.
+  uint64_t NextValue(int name) { return ++value_ * 2 + static_cast<uint64_t>(TenantOf(name)); }
   template <typename... Args>
   void Say(const Args&... args) {
     steps_.push_back(absl::StrCat(args...));
@@ -84,6 +90,8 @@ class Program {
   void Open();
   void Extend();
   void Commit();
+  // Writes what the daemon was not told to be written of these.
+  void WriteMissing(const CoreModel::Grant& g, const LayerBlocks& r);
   void Seal();
   void Attach();
   void Renew();

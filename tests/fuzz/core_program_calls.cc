@@ -27,7 +27,8 @@ void Program::Open() {
   const uint32_t blocks = static_cast<uint32_t>(Pick(geometry == 2 ? 5 : 20));
   const uint64_t connection = Pick(2) == 0 ? 0 : 1 + static_cast<uint64_t>(Pick(3)) + base_;
   next_connection_ = std::max(next_connection_, connection + 1);
-  OpenSpec spec{Name(name), Me(),  GeometryOf(geometry), blocks, Lease(), ConnectionId(connection),
+  OpenSpec spec{Name(name), Owner(name), GeometryOf(geometry),
+                blocks,     Lease(),     ConnectionId(connection),
                 false,      "fuzz"};
   Say("open ", spec.name, " geometry ", geometry, " blocks ", blocks, " connection ", connection);
   bool unsure = false;
@@ -52,6 +53,7 @@ void Program::Open() {
   s.geometry = geometry;
   s.blocks = blocks;
   s.frames = got->grant.frames;
+  s.watched = connection == 0;
   model_.seqs.push_back(std::move(s));
   AddGrant(got->grant, model_.seqs.size() - 1, true, 0, 2, connection, spec.lease);
 }
@@ -94,7 +96,7 @@ void Program::Extend() {
       want = ErrorCode::kCapacity;
     }
   }
-  const absl::StatusOr<ExtendResult> got = core_->Extend(Key(g), blocks);
+  const absl::StatusOr<ExtendResult> got = core_->Extend(Key(g), s.blocks, blocks);
   if (want == ErrorCode::kUnspecified && unsure && !got.ok()) want = ErrorCode::kCapacity;
   Expect(want, got.status());
   if (!got.ok()) return;
@@ -124,6 +126,13 @@ void Program::Commit() {
       want = ErrorCode::kInvalidArgument;
     } else if (r.first_layer + r.layer_count > 2 || r.first_block + r.block_count > s.blocks) {
       want = ErrorCode::kOutOfRange;
+    } else if (s.watched) {
+      if (Pick(4) != 0) WriteMissing(g, r);
+      for (uint32_t b = r.first_block; b < r.first_block + r.block_count; ++b) {
+        for (uint32_t i = 3 * r.first_layer; i < 3 * (r.first_layer + r.layer_count); ++i) {
+          if (!s.noted.contains({b, i / 3, i % 3})) want = ErrorCode::kNotCommitted;
+        }
+      }
     }
   }
   Expect(want, core_->Commit(Key(g), std::span(&r, 1), {}));
@@ -132,6 +141,33 @@ void Program::Commit() {
   for (uint32_t b = r.first_block; b < r.first_block + r.block_count; ++b) {
     for (uint32_t l = r.first_layer; l < r.first_layer + r.layer_count; ++l) {
       s.committed.insert({b, l});
+    }
+  }
+}
+
+void Program::WriteMissing(const CoreModel::Grant& g, const LayerBlocks& r) {
+  CoreModel::Seq& s = model_.seqs[g.seq];
+  const Geometry geometry = GeometryOf(s.geometry);
+  for (uint32_t b = r.first_block; b < r.first_block + r.block_count; ++b) {
+    for (uint32_t l = r.first_layer; l < r.first_layer + r.layer_count; ++l) {
+      for (uint32_t head = 0; head < 3; ++head) {
+        if (!s.noted.insert({b, l, head}).second) continue;
+        const fabric::RemoteRange range =
+            head == 2
+                ? fabric::RemoteRange{b, geometry.summary_offset(LayerIndex(l), HeadIndex(0)),
+                                      geometry.layer_summaries_bytes()}
+                : fabric::RemoteRange{b, geometry.entry_offset(LayerIndex(l), HeadIndex(head)),
+                                      geometry.entry_bytes()};
+        const absl::StatusOr<fabric::PinnedRanges> got =
+            core_->Authorize(g.info.id, g.info.epoch, fabric::Access::kWrite, std::span(&range, 1));
+        ASSERT_TRUE(got.ok()) << got.status();
+        if (head < 2) {
+          uint64_t& truth = s.written[{b, l, head}];
+          truth = NextValue(s.name);
+          std::memcpy(got->memory[0].data(), &truth, sizeof(truth));
+        }
+        core_->Written(g.info.id, g.info.epoch, std::span(&range, 1));
+      }
     }
   }
 }
@@ -156,11 +192,16 @@ void Program::Seal() {
       }
     }
   }
+  // A repeat, as long as the grant's end is remembered.
+  const bool repeat = want == ErrorCode::kWrongState && g.sealed_as == needed;
+  if (repeat) want = ErrorCode::kUnspecified;
   Expect(want, core_->Seal(Key(g), uint64_t{needed} * 16 - 3, {}, "blob"));
+  if (repeat) return;
   if (want != ErrorCode::kUnspecified) return;
   ++model_.counters.seals;
   s.state = SequenceState::kSealed;
   s.blocks = needed;
+  g.sealed_as = needed;
   model_.EndGrant(g, End::kSealed);
 }
 
@@ -170,7 +211,7 @@ void Program::Attach() {
   CoreModel::Seq* s = model_.Live(name);
   const int geometry = s != nullptr && Pick(20) != 0 ? s->geometry : Pick(3);
   spec.name = Name(name);
-  spec.identity = Me();
+  spec.identity = Owner(name);
   spec.geometry = GeometryOf(geometry);
   spec.first_head = static_cast<uint32_t>(Pick(4)) / 3;
   spec.head_count = static_cast<uint32_t>(Pick(3));
@@ -236,19 +277,20 @@ void Program::Release() {
   CoreModel::Grant& g = model_.grants[index];
   Say("release grant ", index);
   const GrantKey key = Key(g);
-  const absl::StatusOr<ReleaseResult> got = core_->Release(std::span(&key, 1), {}, Me());
+  const absl::StatusOr<ReleaseResult> got = core_->Release(std::span(&key, 1), {}, Owner(0));
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(got->grants, g.end == End::kLive ? 1u : 0u);
   if (g.end == End::kLive) model_.LoseGrant(g, End::kReleased);
 }
 
 void Program::ReleaseSequence() {
-  const std::string name = Name(Pick(kNames));
-  CoreModel::Seq* s = model_.Live(std::atoi(name.c_str() + 1));
-  Say("release sequence ", name);
+  const int name = Pick(kNames);
+  const SequenceRef ref{Name(name)};
+  CoreModel::Seq* s = model_.Live(name);
+  Say("release sequence ", ref.name);
   const bool open = s != nullptr && s->state == SequenceState::kOpen;
   Expect(open ? ErrorCode::kWrongState : ErrorCode::kUnspecified,
-         core_->Release({}, std::span(&name, 1), Me()).status());
+         core_->Release({}, std::span(&ref, 1), Owner(name)).status());
   if (s == nullptr || open) return;
   ++model_.counters.sequences_released;
   const bool read = model_.Readers(static_cast<size_t>(s - model_.seqs.data())) > 0;
@@ -264,7 +306,7 @@ void Program::Abort() {
     ++model_.counters.sequences_aborted;
     want += model_.AbortSeq(i);
   }
-  const absl::StatusOr<uint32_t> got = core_->Abort(Name(name), Me());
+  const absl::StatusOr<uint32_t> got = core_->Abort({Name(name)}, Owner(name));
   ASSERT_TRUE(got.ok());
   EXPECT_EQ(*got, want);
 }

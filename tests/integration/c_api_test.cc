@@ -41,8 +41,10 @@ oasiskv_identity CIdentity() {
 
 class CApiTest : public ClientTest {
  protected:
-  void SetUp() override {
-    StartCluster();
+  void SetUp() override { ConnectTo({}); }
+  // A daemon with these flags, and a client of it.
+  void ConnectTo(std::vector<std::string> flags) {
+    StartCluster(DaemonMode::kInProcess, std::move(flags));
     if (HasFatalFailure()) return;
     address_ = cluster_->daemon().addresses().control_address;
     oasiskv_client_options options{};
@@ -147,6 +149,39 @@ TEST_P(CApiTest, PutAndFetchGivesTheSameBytes) {
   ASSERT_CODE(oasiskv_client_stats_get(client_, &stats), OASISKV_OK);
   EXPECT_EQ(stats.reads, 6u);
   EXPECT_EQ(stats.stale_reads, 0u);
+}
+
+// Rule 8 of server/lease/README.md: each call, with answers that are lost.
+class CApiRepeat : public CApiTest {
+ protected:
+  void SetUp() override { ConnectTo({"--lose_answers=30", "--lose_answers_seed=3"}); }
+};
+INSTANTIATE_OVER_FABRICS(CApiRepeat);
+
+TEST_P(CApiRepeat, LostAnswersChangeNothing) {
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    const Content content(QwenLike(), 20 + seed % 40, seed);
+    oasiskv_producer* producer = nullptr;
+    ASSERT_CODE(Open("s", 1, &producer), OASISKV_OK);
+    ASSERT_CODE(oasiskv_producer_extend(producer, content.blocks() - 1), OASISKV_OK);
+    ASSERT_CODE(Write(producer, content), OASISKV_OK);
+    if (seed % 5 == 0) {
+      ASSERT_CODE(oasiskv_producer_abort(producer, "test"), OASISKV_OK);
+    } else {
+      ASSERT_CODE(Seal(producer, content.tokens()), OASISKV_OK);
+      oasiskv_reader* reader = nullptr;
+      ASSERT_CODE(Attach("s", 0, 0, &reader), OASISKV_OK);
+      EXPECT_EQ(Capacity().used_bytes, content.blocks() * QwenLike().frame_stride());
+      ASSERT_CODE(Fetch(reader, content.blocks() - 1, 0, 0), OASISKV_OK);
+      EXPECT_EQ(into_, content.Entry(content.blocks() - 1, 0, 0)) << "seed " << seed;
+      oasiskv_reader_free(reader);
+      uint32_t released = 0;
+      ASSERT_CODE(oasiskv_client_release_sequence(client_, "s", &identity_, &released), OASISKV_OK);
+      EXPECT_EQ(released, 1u) << "seed " << seed;
+    }
+    oasiskv_producer_free(producer);
+    ASSERT_EVENTUALLY(Capacity().used_bytes == 0);
+  }
 }
 
 TEST_P(CApiTest, EachRefusalHasItsOwnCode) {

@@ -1,5 +1,5 @@
 # Tests of client/ against daemons.
-foreach(suite buffer errors load loss source transfer)
+foreach(suite buffer errors load loss repeat source transfer)
   oasiskv_test(NAME client_${suite}_test LABEL integration TIMEOUT 240
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/client_${suite}_test.cc
     DEPS oasiskv::client oasiskv::mini_cluster oasiskv::test_support)

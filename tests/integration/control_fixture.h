@@ -16,7 +16,7 @@ namespace oasiskv::testing {
 class ControlTest : public ::testing::Test {
  protected:
   void Start(std::vector<std::string> flags = {}) {
-    flags.push_back("--fabrics=shm");
+    flags.push_back("--fabrics=ucx");
     auto cluster = MiniCluster::Start({DaemonMode::kInProcess, 1, flags});
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     cluster_ = *std::move(cluster);

@@ -5,6 +5,10 @@
 
 #include "absl/strings/numbers.h"
 #include "common/address.h"
+#include "common/clock.h"
+#include "common/fabric/registry.h"
+#include "common/status_macros.h"
+#include "common/wire/convert.h"
 #include "tests/support/shapes.h"
 
 namespace oasiskv::testing {
@@ -27,7 +31,7 @@ Outcome ToOutcome(const grpc::Status& status, const grpc::ClientContext& context
   return out;
 }
 
-ControlStubs::ControlStubs(const std::string& control_address) {
+ControlStubs::ControlStubs(const std::string& control_address) : address(control_address) {
   grpc::ChannelArguments arguments;
   // Every object has a connection of its own; gRPC would share one between equal channels.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -43,8 +47,37 @@ Outcome ControlStubs::Extend(const v1::Grant& writer, uint32_t blocks,
   v1::ExtendRequest request;
   request.set_grant_id(writer.id());
   request.set_epoch(writer.epoch());
+  request.set_expected_first_block(static_cast<uint32_t>(writer.frames_size()));
   request.set_blocks(blocks);
   return Call(*kv, &v1::KvMemory::Stub::Extend, request, response);
+}
+
+absl::Status ControlStubs::Fill(const v1::Grant& writer, uint32_t blocks) {
+  const fabric::Fabric* const ucx = fabric::FindFabric("ucx");
+  v1::DescribeResponse daemon;
+  if (const Outcome outcome = Describe(&daemon); !outcome.ok()) {
+    return absl::InternalError(outcome.status.error_message());
+  }
+  fabric::ConnectTarget target;
+  target.control_address = address;
+  target.incarnation = daemon.incarnation();
+  target.access = fabric::Access::kWrite;
+  target.timeout = std::chrono::seconds(10);
+  for (const v1::Endpoint& endpoint : daemon.endpoints()) {
+    if (endpoint.fabric() == ucx->name)
+      target.endpoint = {endpoint.fabric(), endpoint.address(), ""};
+  }
+  OASISKV_ASSIGN_OR_RETURN(const std::unique_ptr<fabric::Connection> connection,
+                           ucx->connect({}, target));
+  const wire::Grant grant = wire::FromMessage(writer);
+  const uint32_t frame_bytes = Shape(2, 2, 64).frame_bytes();
+  const std::vector<std::byte> zeros(frame_bytes);
+  std::vector<fabric::WritePiece> pieces;
+  for (uint32_t b = 0; b < blocks; ++b) pieces.push_back({{b, 0, frame_bytes}, zeros.data()});
+  auto view = std::make_shared<const fabric::GrantView>(fabric::GrantView{
+      grant.id, grant.epoch, grant.word_slot, fabric::Access::kWrite, frame_bytes, grant.frames});
+  return connection->Write(std::move(view), pieces, Clock::Real().Now() + std::chrono::seconds(10))
+      ->Wait();
 }
 
 Outcome ControlStubs::Commit(const v1::Grant& writer, uint32_t layers, uint32_t blocks) {
@@ -83,7 +116,7 @@ Outcome ControlStubs::Release(const v1::Grant& grant) {
 
 Outcome ControlStubs::ReleaseSequence(const std::string& name) {
   v1::ReleaseRequest request;
-  request.add_sequences(name);
+  request.add_sequences()->set_name(name);
   *request.mutable_identity() = ProtoIdentity();
   v1::ReleaseResponse response;
   return Call(*kv, &v1::KvMemory::Stub::Release, request, &response);
@@ -122,6 +155,9 @@ grpc::health::v1::HealthCheckResponse::ServingStatus ControlStubs::Health(
 Outcome ControlStubs::MakeSealed(const std::string& name, uint32_t blocks) {
   v1::OpenResponse open;
   if (Outcome outcome = Open(OpenOf(name, blocks), &open); !outcome.ok()) return outcome;
+  if (absl::Status filled = Fill(open.grant(), blocks); !filled.ok()) {
+    return {{grpc::StatusCode::INTERNAL, filled.ToString()}, ErrorCodeOf(filled)};
+  }
   if (Outcome outcome = Commit(open.grant(), 2, blocks); !outcome.ok()) return outcome;
   return Seal(open.grant(), uint64_t{16} * blocks);
 }

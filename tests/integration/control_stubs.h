@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "oasiskv/error.h"
 #include "oasiskv/v1/admin.grpc.pb.h"
@@ -46,6 +47,8 @@ struct ControlStubs {
     return Call(*kv, &v1::KvMemory::Stub::Open, request, response);
   }
   Outcome Extend(const v1::Grant& writer, uint32_t blocks, v1::ExtendResponse* response);
+  // Writes zeros over ucx into all of blocks [0, blocks), of ProtoGeometry.
+  absl::Status Fill(const v1::Grant& writer, uint32_t blocks);
   // Commits layers x blocks from 0.
   Outcome Commit(const v1::Grant& writer, uint32_t layers, uint32_t blocks);
   Outcome Seal(const v1::Grant& writer, uint64_t tokens);
@@ -63,9 +66,10 @@ struct ControlStubs {
   v1::GetCapacityResponse Capacity();
   // The status of grpc.health.v1 ("" for the daemon as a whole), UNKNOWN when the call fails.
   grpc::health::v1::HealthCheckResponse::ServingStatus Health(const std::string& service = "");
-  // Opens, commits and seals `blocks` full blocks of ProtoGeometry.
+  // Opens, fills, commits and seals `blocks` full blocks of ProtoGeometry.
   Outcome MakeSealed(const std::string& name, uint32_t blocks);
 
+  std::string address;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::KvMemory::Stub> kv;
   std::unique_ptr<v1::Admin::Stub> admin;

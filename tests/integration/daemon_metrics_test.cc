@@ -76,6 +76,7 @@ struct RandomClient {
         if (writers.empty()) break;
         const auto [name, grant] = Take(writers);
         const auto blocks = static_cast<uint32_t>(grant.frames_size());
+        ASSERT_EQ(stubs.Fill(grant, blocks), absl::OkStatus());
         ASSERT_TRUE(stubs.Commit(grant, 2, blocks).ok());
         ASSERT_TRUE(stubs.Seal(grant, uint64_t{blocks} * 16).ok());
         sealed.push_back(name);

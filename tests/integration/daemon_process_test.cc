@@ -163,7 +163,7 @@ TEST(DaemonProcessTest, APoolThatCannotBeHadEndsTheStart) {
   EXPECT_THAT(result->output, HasSubstr("CAPACITY"));
 }
 
-TEST(DaemonProcessTest, TermWaitsForGrantsAndEndsWithTheLast) {
+TEST(DaemonProcessTest, TermWaitsForSequencesAndEndsWithTheLast) {
   auto cluster = StartCluster({"--drain_timeout=1h"});
   ASSERT_NE(cluster, nullptr);
   ControlStubs stubs(cluster->daemon().addresses().control_address);
@@ -179,8 +179,12 @@ TEST(DaemonProcessTest, TermWaitsForGrantsAndEndsWithTheLast) {
   v1::RenewResponse renewed;
   ASSERT_TRUE(stubs.Renew(reader.grant(), &renewed).ok());
   EXPECT_EQ(renewed.lost_size(), 0);
-  ASSERT_TRUE(cluster->daemon().running());
   ASSERT_TRUE(stubs.Release(reader.grant()).ok());
+  // A prefill that was sealed just before can still be attached.
+  ASSERT_TRUE(stubs.Attach(request, &reader).ok());
+  ASSERT_TRUE(stubs.Release(reader.grant()).ok());
+  ASSERT_TRUE(cluster->daemon().running());
+  ASSERT_TRUE(stubs.ReleaseSequence("s").ok());
   ASSERT_EVENTUALLY(!cluster->daemon().running());
 }
 
@@ -212,6 +216,22 @@ TEST(DaemonProcessTest, ASecondSignalEndsItAtOnce) {
   EXPECT_EQ(*code, 1);
 }
 
+// SIGHUP comes when a terminal is closed, and must not cost all KV.
+TEST(DaemonProcessTest, ASighupEndsNothing) {
+  auto cluster = StartCluster();
+  ASSERT_NE(cluster, nullptr);
+  ControlStubs stubs(cluster->daemon().addresses().control_address);
+  ASSERT_TRUE(stubs.MakeSealed("s", 1).ok());
+  for (int i = 0; i < 3; ++i) ::kill(cluster->daemon().pid(), SIGHUP);
+  v1::AttachResponse reader;
+  EXPECT_TRUE(stubs.Attach(AttachOf("s"), &reader).ok());
+  // Signals are taken in turn, so that the stop comes behind them.
+  ASSERT_TRUE(stubs.Release(reader.grant()).ok());
+  auto code = cluster->daemon().Stop();
+  ASSERT_TRUE(code.ok()) << code.status();
+  EXPECT_EQ(*code, 0);
+}
+
 // A daemon that was stopped counts only the time in which it served: the stop ends no lease.
 TEST(DaemonProcessTest, AStoppedDaemonExpiresNobody) {
   auto cluster = StartCluster();
@@ -228,6 +248,7 @@ TEST(DaemonProcessTest, AStoppedDaemonExpiresNobody) {
   v1::RenewResponse renewed;
   ASSERT_TRUE(stubs.Renew(open.grant(), &renewed).ok());
   EXPECT_EQ(renewed.lost_size(), 0);
+  ASSERT_EQ(stubs.Fill(open.grant(), 1), absl::OkStatus());
   EXPECT_TRUE(stubs.Commit(open.grant(), 2, 1).ok());
 }
 
@@ -242,6 +263,7 @@ TEST(DaemonProcessTest, WhatNobodyAttachesGoesAndIsCounted) {
   request.set_lease_ms(600'000);
   v1::AttachResponse reader;
   ASSERT_TRUE(stubs.Attach(request, &reader).ok());
+  ASSERT_EQ(stubs.Fill(open.grant(), 2), absl::OkStatus());
   ASSERT_TRUE(stubs.Commit(open.grant(), 2, 2).ok());
   ASSERT_TRUE(stubs.Seal(open.grant(), 32).ok());
   const uint64_t attended = stubs.Capacity().used_bytes();

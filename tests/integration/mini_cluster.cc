@@ -75,6 +75,7 @@ absl::StatusOr<std::unique_ptr<MiniCluster>> MiniCluster::Start(const MiniCluste
                                       "--ucx_address=127.0.0.1:0",
                                       absl::StrCat("--shm_socket=", folder, "/", i, ".sock"),
                                       "--pool_bytes=64MiB",
+                                      "--drain_timeout=100ms",
                                       "--slab_bytes=2MiB",
                                       "--log_level=warning"};
     flags.insert(flags.end(), options.flags.begin(), options.flags.end());

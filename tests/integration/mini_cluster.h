@@ -64,8 +64,8 @@ struct MiniClusterOptions {
   DaemonMode mode = DaemonMode::kProcess;
   int daemons = 1;
   // Flags of oasiskvd, for every daemon, on top of: any free ports on 127.0.0.1, a socket in the
-  // cluster's own folder, a pool of 64 MiB in slabs of 2 MiB, warnings only, no metrics (their HTTP
-  // server takes up to 2 s to stop).
+  // cluster's own folder, a pool of 64 MiB in slabs of 2 MiB, warnings only, a drain of at most
+  // 100 ms, no metrics (their HTTP server takes up to 2 s to stop).
   std::vector<std::string> flags;
 };
 

@@ -18,6 +18,7 @@ class RecordingAuthority : public GrantAuthority {
     return MakeError(ErrorCode::kInternal, "a one-sided fabric asks for no authorization");
   }
   uint64_t GrantWord(GrantId) const override { return 0; }
+  void Written(GrantId, Epoch, std::span<const RemoteRange>) override {}
   void WriterFenced(ConnectionId connection, GrantId grant) override {
     MutexLock lock(mutex_);
     fenced_.emplace_back(connection, grant);

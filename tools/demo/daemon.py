@@ -38,6 +38,7 @@ class Daemon:
                     f"--shm_socket={directory / 'oasiskvd.sock'}",
                     f"--pool_bytes={pool}",
                     f"--slab_bytes={slab}",
+                    "--drain_timeout=1s",
                     f"--ready_file={ready}",
                     *(more_flags or []),
                 ],

@@ -8,7 +8,6 @@ namespace {
 
 Json ToJson(const v1::GrantInfo& g) {
   return {{"id", g.id()},
-          {"epoch", g.epoch()},
           {"kind", g.writer() ? "writer" : "reader"},
           {"sequence_id", g.sequence_id()},
           {"sequence_name", g.sequence_name()},

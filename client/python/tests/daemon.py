@@ -19,7 +19,8 @@ class Daemon:
         self.log = open(where / "log", "w+")
         self.process = subprocess.Popen(
             [os.environ["OASISKVD"], "--control_address=127.0.0.1:0", "--metrics_address=", f"--shm_socket={where}/shm.sock",
-             "--ucx_address=127.0.0.1:0", "--pool_bytes=64MiB", "--slab_bytes=4MiB", f"--ready_file={ready}", *flags],
+             "--ucx_address=127.0.0.1:0", "--pool_bytes=64MiB", "--slab_bytes=4MiB", "--drain_timeout=100ms",
+             f"--ready_file={ready}", *flags],
             stderr=self.log)
         deadline = time.monotonic() + 30
         while not ready.exists():

@@ -224,6 +224,26 @@ class LifeTest(unittest.TestCase):
         client.close()
         daemon.stop()
 
+    def test_lost_answers_change_nothing(self):
+        """Rule 8 of server/lease/README.md: each call, with answers that are lost."""
+        for fabric in ("shm", "ucx"):
+            daemon = Daemon("--lose_answers=30", "--lose_answers_seed=9")
+            with oasiskv.Client(daemon.address, fabric) as client:
+                for seed in range(200):
+                    keys, values = put(client, "s", seed, blob=b"%d" % seed)
+                    with client.attach("s", IDENTITY, GEOMETRY) as reader:
+                        self.assertEqual(reader.blob, b"%d" % seed)
+                        block, layer, head = seed % 5, seed % 3, seed % 4
+                        np.testing.assert_array_equal(reader.fetch(block, layer, head)[0],
+                                                      expected_entry(keys, values, block, layer, head))
+                    if seed % 2:
+                        self.assertTrue(client.release_sequence("s", IDENTITY))
+                    else:
+                        client.abort("s", IDENTITY)
+                    with self.assertRaises(oasiskv.NotFound):
+                        client.attach("s", IDENTITY, GEOMETRY)
+            daemon.stop()
+
     def test_an_expired_grant_is_lease_expired(self):
         daemon = Daemon("--default_lease=1s")
         client = oasiskv.Client(daemon.address, rpc_timeout=0.3)

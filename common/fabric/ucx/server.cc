@@ -444,6 +444,7 @@ void Server::OnWrite(Peer& peer, const Arrival& arrival) {
     std::memcpy(into.data(), from, into.size());
     from += into.size();
   }
+  authority_.Written(grant, Epoch(request.epoch), ranges);
   counters_.bytes_written.fetch_add(bytes, std::memory_order_relaxed);
   OASISKV_PAUSE_POINT("ucx.server.before_trailer");
   // Sampled after the copy: a write is good only if the grant was still whole when its last byte

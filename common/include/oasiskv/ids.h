@@ -43,6 +43,8 @@ using GrantId = Id<struct GrantIdTag, uint64_t>;
 // What the grant word holds while the grant is valid; never reused by one daemon. Zero is never
 // given out.
 using Epoch = Id<struct EpochTag, uint64_t>;
+// Names one call of a client in all its repeats; zero: the call is not repeated.
+using CallToken = Id<struct CallTokenTag, uint64_t>;
 // One client's data connection to one daemon (an unguessable token).
 using ConnectionId = Id<struct ConnectionIdTag, uint64_t>;
 // An arena of the pool, counted from 0.

@@ -94,6 +94,7 @@ class FakeAuthority : public GrantAuthority {
     auto it = words_.find(grant);
     return it == words_.end() ? 0 : it->second;
   }
+  void Written(GrantId, Epoch, std::span<const RemoteRange>) override {}
   void WriterFenced(ConnectionId, GrantId) override {}
   void ConnectionClosed(ConnectionId) override {}
 

@@ -57,6 +57,7 @@ TEST_F(Authorize, OnlyCommittedLayersAreReadAndOnlyUncommittedOnesWritten) {
   const OpenResult opened = MustOpen("a", 2);
   const AttachResult reader = MustAttach("a");
   const LayerBlocks layer1{1, 1, 0, 1};
+  WriteAll(opened.grant, 1);
   ASSERT_TRUE(core_->Commit(Key(opened.grant), std::span(&layer1, 1), {}).ok());
   const uint32_t entries1 = g.entry_offset(LayerIndex(1), HeadIndex(0));
   const uint32_t summaries1 = g.summary_offset(LayerIndex(1), HeadIndex(0));
@@ -81,6 +82,7 @@ TEST_F(Authorize, HeadsOutsideTheAttachedRangeAreForeign) {
   spec.geometry.kv_heads = spec.geometry.total_kv_heads = 4;
   const Geometry& g = spec.geometry;
   const OpenResult opened = MustOpen(spec);
+  WriteAll(opened.grant, 1, g);
   ASSERT_TRUE(CommitAll(opened, 1).ok());
   ASSERT_TRUE(Seal(opened, 1).ok());
   AttachSpec read = ReadSpec("a");

@@ -62,8 +62,30 @@ class CoreFixture : public ::testing::Test {
   OpenResult MustOpen(const std::string& name, uint32_t blocks) {
     return MustOpen(Spec(name, blocks));
   }
+  // At the end, wherever that is.
+  absl::StatusOr<ExtendResult> Extend(const wire::Grant& grant, uint32_t blocks) {
+    const std::vector<GrantInfo> found = core_->Grants(GrantId(grant.id.value() - 1), 1);
+    const bool live = !found.empty() && found[0].id == grant.id;
+    return core_->Extend(Key(grant), live ? found[0].frames : 0, blocks);
+  }
   static GrantKey Key(const wire::Grant& grant) { return {grant.id, grant.epoch}; }
+  // Puts `value` into every byte of blocks [0, blocks).
+  void WriteAll(const wire::Grant& grant, uint32_t blocks, const Geometry& geometry,
+                std::byte value = std::byte{1}) {
+    for (uint32_t b = 0; b < blocks; ++b) {
+      const fabric::RemoteRange frame{b, 0, geometry.frame_bytes()};
+      const absl::StatusOr<fabric::PinnedRanges> got =
+          core_->Authorize(grant.id, grant.epoch, fabric::Access::kWrite, std::span(&frame, 1));
+      if (!got.ok()) continue;  // the commit says why
+      std::fill(got->memory[0].begin(), got->memory[0].end(), value);
+      core_->Written(grant.id, grant.epoch, std::span(&frame, 1));
+    }
+  }
+  void WriteAll(const wire::Grant& grant, uint32_t blocks) {
+    WriteAll(grant, blocks, SmallGeometry());
+  }
   absl::Status CommitAll(const OpenResult& opened, uint32_t blocks) {
+    WriteAll(opened.grant, blocks);
     const LayerBlocks all{0, SmallGeometry().layers, 0, blocks};
     return core_->Commit(Key(opened.grant), std::span(&all, 1), {});
   }
@@ -94,7 +116,8 @@ class CoreFixture : public ::testing::Test {
     return core_->Release(std::span(&key, 1), {}, Me()).status();
   }
   absl::Status ReleaseSequence(const std::string& name) {
-    return core_->Release({}, std::span(&name, 1), Me()).status();
+    const SequenceRef ref{name};
+    return core_->Release({}, std::span(&ref, 1), Me()).status();
   }
   absl::Status Read(const wire::Grant& grant, fabric::RemoteRange range) {
     return core_->Authorize(grant.id, grant.epoch, fabric::Access::kRead, std::span(&range, 1))

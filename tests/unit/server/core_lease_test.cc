@@ -25,7 +25,7 @@ TEST_F(Lease, EveryEndOfAGrantShowsInItsWordWithItsReason) {
   EXPECT_CODE(ErrorCode::kLeaseExpired,
               fabric::CheckGrantWord(MappedWord(expired.grant), expired.grant.epoch));
   const AttachResult aborted = MustAttach("a");
-  ASSERT_TRUE(core_->Abort("a", Me()).ok());
+  ASSERT_TRUE(core_->Abort({"a"}, Me()).ok());
   EXPECT_EQ(MappedWord(aborted.grant), RevokedWord(RevokeReason::kAborted, aborted.grant.epoch));
   const OpenResult writer = MustOpen("b", 1);
   ASSERT_TRUE(CommitAll(writer, 1).ok());
@@ -209,7 +209,7 @@ TEST_F(Lease, TheWritersExpiryTakesTheSequenceAndItsReadersAlong) {
   Serve(seconds(8));
   const AttachResult reader = MustAttach("a");
   Serve(seconds(3));
-  EXPECT_CODE(ErrorCode::kLeaseExpired, CommitAll(opened, 2));
+  EXPECT_CODE(ErrorCode::kLeaseExpired, core_->Seal(Key(opened.grant), 1, {}, ""));
   EXPECT_CODE(ErrorCode::kStale, Read(reader.grant, {0, 0, 16}));
   EXPECT_EQ(MappedWord(reader.grant), RevokedWord(RevokeReason::kAborted, reader.grant.epoch));
   const CoreCounters c = core_->Counters();

@@ -39,9 +39,8 @@ TEST_F(Limits, EveryCallRefusesNamesThatNobodyCanHave) {
   spec.identity.revision = longer;
   EXPECT_CODE(ErrorCode::kInvalidArgument, core_->Attach(spec).status());
   EXPECT_CODE(ErrorCode::kInvalidArgument, core_->CheckSealed(longer, Me()));
-  EXPECT_CODE(ErrorCode::kInvalidArgument, core_->Abort(longer, Me()).status());
-  EXPECT_CODE(ErrorCode::kInvalidArgument,
-              core_->Release({}, std::span(&longest, 1), spec.identity).status());
+  EXPECT_CODE(ErrorCode::kInvalidArgument, core_->Abort({longer}, Me()).status());
+  EXPECT_CODE(ErrorCode::kInvalidArgument, core_->Release({}, {}, spec.identity).status());
   EXPECT_TRUE(ReleaseSequence(longer).ok());  // releasing nothing is not an error
 }
 
@@ -54,11 +53,11 @@ TEST_F(Limits, WhatNoAttachAnswerCouldHoldIsRefusedWhereItGrows) {
   summed.checksums = true;
   EXPECT_CODE(ErrorCode::kCapacity, core_->Open(summed).status());
   const OpenResult opened = MustOpen("a", 9);
-  const absl::Status status = core_->Extend(Key(opened.grant), 2).status();
+  const absl::Status status = Extend(opened.grant, 2).status();
   EXPECT_CODE(ErrorCode::kCapacity, status);
   EXPECT_THAT(Text(status), HasSubstr("attach answer with 11 blocks"));
   EXPECT_EQ(UsedBytes(), 9 * FrameBytes());
-  ASSERT_TRUE(core_->Extend(Key(opened.grant), 1).ok());
+  ASSERT_TRUE(Extend(opened.grant, 1).ok());
   ASSERT_TRUE(CommitAll(opened, 10).ok());
   EXPECT_CODE(ErrorCode::kCapacity, core_->Seal(Key(opened.grant), 160, {}, "b"));
   ASSERT_TRUE(core_->Seal(Key(opened.grant), 9 * 16, {}, "eight by").ok());
@@ -71,6 +70,7 @@ TEST_F(Limits, AttachGivesUpOnCommitsInTooManyPieces) {
   o.max_attach_bytes = 8 * sizeof(LayerBlocks);  // 8 pieces, or 16 frames
   Start(o);
   const OpenResult opened = MustOpen("a", 9);
+  WriteAll(opened.grant, 9);
   for (uint32_t b = 0; b < 9; ++b) {
     if (b == 8) {
       EXPECT_EQ(MustAttach("a").committed.size(), 8u);
@@ -91,13 +91,14 @@ TEST_F(Limits, ManySequencesAreReleasedInOneCall) {
   o.pool_bytes = uint64_t{32} << 20;
   o.max_sequences = 4000;
   Start(o);
-  std::vector<std::string> names;
+  std::vector<SequenceRef> names;
+  names.reserve(3001);
   for (int i = 0; i < 3000; ++i) {
-    names.push_back("s" + std::to_string(i));
-    MustSeal(names.back(), 1);
+    names.push_back({"s" + std::to_string(i)});
+    MustSeal(names.back().name, 1);
   }
   MustOpen("open", 1);
-  names.push_back("open");
+  names.push_back({"open"});
   EXPECT_CODE(ErrorCode::kWrongState, core_->Release({}, names, Me()).status());
   EXPECT_EQ(core_->Capacity().sequences_sealed, 3000u) << "all or nothing";
   names.pop_back();
@@ -127,8 +128,8 @@ TEST_F(Limits, BlobsOfAllSequencesShareOneBudget) {
   EXPECT_EQ(UsedBytes(), 2 * FrameBytes()) << "the refused open gave its frames back";
   sums.blocks = 3;
   const OpenResult c = MustOpen(sums);
-  EXPECT_CODE(ErrorCode::kCapacity, core_->Extend(Key(c.grant), 1).status());
-  ASSERT_TRUE(core_->Abort("c", Me()).ok());
+  EXPECT_CODE(ErrorCode::kCapacity, Extend(c.grant, 1).status());
+  ASSERT_TRUE(core_->Abort({"c"}, Me()).ok());
   ASSERT_TRUE(ReleaseSequence("a").ok());
   EXPECT_TRUE(core_->Seal(Key(b.grant), 16, {}, std::string(100, 'x')).ok());
 }
@@ -171,7 +172,7 @@ TEST_F(Limits, MetadataPerFrameStaysWithinItsBudgetForRealModels) {
     const uint64_t frames = (o.slab_bytes / spec.geometry.frame_stride()) * 32;
     const OpenResult opened = MustOpen(spec);
     // In the worst way: one block at a time.
-    for (uint64_t i = 0; i < frames; ++i) ASSERT_TRUE(core_->Extend(Key(opened.grant), 1).ok());
+    for (uint64_t i = 0; i < frames; ++i) ASSERT_TRUE(Extend(opened.grant, 1).ok());
     const CapacityInfo capacity = core_->Capacity();
     EXPECT_EQ(capacity.classes[0].frames_used, frames);
     EXPECT_LE(capacity.metadata_bytes, 64 * frames) << layers << " layers";

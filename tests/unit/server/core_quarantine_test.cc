@@ -19,7 +19,7 @@ TEST_F(Quarantine, APinKeepsTheFramesOfAGrantThatIsGone) {
   absl::StatusOr<fabric::PinnedRanges> pinned =
       core_->Authorize(reader.grant.id, reader.grant.epoch, Access::kRead, std::span(&range, 1));
   ASSERT_TRUE(pinned.ok());
-  ASSERT_TRUE(core_->Abort("a", Me()).ok());
+  ASSERT_TRUE(core_->Abort({"a"}, Me()).ok());
   EXPECT_CODE(ErrorCode::kStale, Read(reader.grant, range));
   EXPECT_EQ(UsedBytes(), 512 * FrameBytes());
   EXPECT_CODE(ErrorCode::kCapacity, core_->Open(Spec("b", 1)).status());
@@ -42,7 +42,7 @@ TEST_F(Quarantine, AMappedWritersFramesWaitForItsFence) {
       const OpenResult opened = MustOpenMapped("a", 512, c);
       switch (end) {
         case End::kAbort:
-          ASSERT_TRUE(core_->Abort("a", Me()).ok());
+          ASSERT_TRUE(core_->Abort({"a"}, Me()).ok());
           break;
         case End::kExpiry:
           Serve(seconds(11));
@@ -78,7 +78,7 @@ TEST_F(Quarantine, AFenceBeforeTheEndLeavesNoQuarantine) {
   const OpenResult opened = MustOpenMapped("a", 4, connection);
   core_->WriterFenced(connection, opened.grant.id);
   // It has promised to write no more: no more frames and no writes by another way.
-  EXPECT_CODE(ErrorCode::kWrongState, core_->Extend(Key(opened.grant), 1).status());
+  EXPECT_CODE(ErrorCode::kWrongState, Extend(opened.grant, 1).status());
   EXPECT_CODE(ErrorCode::kWrongState, Write(opened.grant, {0, 0, 16}));
   ASSERT_TRUE(CommitAll(opened, 4).ok());
   ASSERT_TRUE(Seal(opened, 2).ok());
@@ -106,7 +106,7 @@ TEST_F(Quarantine, AFenceWhileARequestIsInFlightLeavesThePinAlone) {
   absl::StatusOr<fabric::PinnedRanges> pinned =
       core_->Authorize(opened.grant.id, opened.grant.epoch, Access::kWrite, std::span(&range, 1));
   ASSERT_TRUE(pinned.ok());
-  ASSERT_TRUE(core_->Abort("a", Me()).ok());
+  ASSERT_TRUE(core_->Abort({"a"}, Me()).ok());
   core_->WriterFenced(connection, opened.grant.id);
   EXPECT_EQ(Quarantined(), 0u);
   EXPECT_EQ(UsedBytes(), 4 * FrameBytes());
@@ -134,7 +134,7 @@ TEST_F(Quarantine, ALateWriteLandsInAnothersFrameWithoutQuarantineAndInNobodysWi
     const ConnectionId connection(told ? 11 : 0);
     const OpenResult a = MustOpenMapped("a", 256, connection);
     std::byte* const mapped = Memory(a.grant.frames[0]);
-    ASSERT_TRUE(core_->Abort("a", Me()).ok());
+    ASSERT_TRUE(core_->Abort({"a"}, Me()).ok());
     const OpenResult b = MustOpen("b", 256);
     const bool shared = std::find(b.grant.frames.begin(), b.grant.frames.end(),
                                   a.grant.frames[0]) != b.grant.frames.end();
@@ -144,7 +144,7 @@ TEST_F(Quarantine, ALateWriteLandsInAnothersFrameWithoutQuarantineAndInNobodysWi
     size_t corrupted = 0;
     for (FrameAddress f : b.grant.frames) corrupted += Memory(f)[0] != std::byte{0xb};
     EXPECT_EQ(corrupted, told ? 0u : 1u);
-    ASSERT_TRUE(core_->Abort("b", Me()).ok());
+    ASSERT_TRUE(core_->Abort({"b"}, Me()).ok());
     core_->WriterFenced(connection, a.grant.id);
     EXPECT_EQ(UsedBytes(), 0u);
   }
@@ -152,7 +152,7 @@ TEST_F(Quarantine, ALateWriteLandsInAnothersFrameWithoutQuarantineAndInNobodysWi
 
 TEST_F(Quarantine, QuarantinedFramesCountInTheSums) {
   const OpenResult opened = MustOpenMapped("a", 7, ConnectionId(3));
-  ASSERT_TRUE(core_->Abort("a", Me()).ok());
+  ASSERT_TRUE(core_->Abort({"a"}, Me()).ok());
   const CapacityInfo c = core_->Capacity();
   EXPECT_EQ(c.free_bytes + c.used_bytes + c.overhead_bytes, c.pool_bytes);
   EXPECT_EQ(c.quarantined_bytes, 7 * FrameBytes());

@@ -55,7 +55,7 @@ TEST_F(Race, TheWordChangesBeforeAnyFrameIsLetGo) {
     auto ending = [&] {
       switch (end) {
         case End::kAbort:
-          EXPECT_TRUE(core_->Abort("a", Me()).ok());
+          EXPECT_TRUE(core_->Abort({"a"}, Me()).ok());
           break;
         case End::kReleaseReader:
           EXPECT_TRUE(Release(grant).ok());
@@ -78,7 +78,7 @@ TEST_F(Race, TheWordChangesBeforeAnyFrameIsLetGo) {
       EXPECT_TRUE(Release(grant).ok());
     });
     EXPECT_EQ(UsedBytes(), end == End::kSeal ? FrameBytes() : 0u);
-    ASSERT_TRUE(core_->Abort("a", Me()).ok());
+    ASSERT_TRUE(core_->Abort({"a"}, Me()).ok());
   }
 }
 
@@ -104,7 +104,7 @@ TEST_F(Race, AGrantRevokedBehindAnAuthorizedRequestKeepsItsFramesUntilThePinGoes
         core_->Authorize(reader.grant.id, reader.grant.epoch, Access::kRead, std::span(&range, 1));
   });
   ASSERT_TRUE(PausePoints::WaitReached(kPinned));
-  ASSERT_TRUE(core_->Abort("a", Me()).ok());
+  ASSERT_TRUE(core_->Abort({"a"}, Me()).ok());
   EXPECT_CODE(ErrorCode::kCapacity, core_->Open(Spec("b", 1)).status());
   PausePoints::Release(kPinned);
   request.join();
@@ -127,7 +127,7 @@ TEST_F(Race, WhatArrivesBetweenTheTwoStepsFreesNothingTwice) {
     absl::StatusOr<fabric::PinnedRanges> pinned =
         core_->Authorize(opened.grant.id, opened.grant.epoch, Access::kWrite, std::span(&range, 1));
     ASSERT_TRUE(pinned.ok());
-    Between([&] { EXPECT_TRUE(core_->Abort("a", Me()).ok()); },
+    Between([&] { EXPECT_TRUE(core_->Abort({"a"}, Me()).ok()); },
             [&] {
               if (round == 0) core_->WriterFenced(connection, opened.grant.id);
               if (round == 1) core_->ConnectionClosed(connection);
@@ -176,7 +176,7 @@ TEST_F(Race, HammerOfWritersReadersEvictorsAndTicks) {
         continue;
       }
       const GrantKey key = Key(opened->grant);
-      (void)core_->Extend(key, kBlocks / 2);
+      (void)core_->Extend(key, kBlocks, kBlocks / 2);
       const uint64_t value = next_value.fetch_add(1);
       for (uint32_t b = 0; b < kBlocks / 2; ++b) {
         const fabric::RemoteRange range{b, 0, 8};
@@ -234,7 +234,7 @@ TEST_F(Race, HammerOfWritersReadersEvictorsAndTicks) {
   others.emplace_back([&] {
     std::mt19937 random(7);
     while (!stop.load()) {
-      (void)core_->Abort(name(static_cast<int>(random() % kNames)), Me());
+      (void)core_->Abort({name(static_cast<int>(random() % kNames))}, Me());
       std::this_thread::sleep_for(Millis(1));
     }
   });
@@ -254,7 +254,7 @@ TEST_F(Race, HammerOfWritersReadersEvictorsAndTicks) {
   for (std::thread& t : writers) t.join();
   stop = true;
   for (std::thread& t : others) t.join();
-  for (int i = 0; i < kNames; ++i) ASSERT_TRUE(core_->Abort(name(i), Me()).ok());
+  for (int i = 0; i < kNames; ++i) ASSERT_TRUE(core_->Abort({name(i)}, Me()).ok());
   EXPECT_EQ(UsedBytes(), 0u);
   EXPECT_TRUE(core_->Grants(GrantId(), 10).empty());
 }

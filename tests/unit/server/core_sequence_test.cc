@@ -69,7 +69,7 @@ TEST_F(Core, ANameIsUniqueWithinItsTenant) {
   other = Spec("a", 1);
   other.identity.model = "another";
   EXPECT_CODE(ErrorCode::kAlreadyExists, core_->Open(other).status());
-  ASSERT_TRUE(core_->Abort("a", Me()).ok());
+  ASSERT_TRUE(core_->Abort({"a"}, Me()).ok());
   MustOpen("a", 1);
 }
 
@@ -86,7 +86,7 @@ TEST_F(Core, AReleasedNameIsFreeWhileReadersHoldTheOldSequence) {
   EXPECT_EQ(capacity.sequences_released, 1u);
   EXPECT_EQ(capacity.sequences_sealed, 1u);
   // An operator's evict takes both.
-  EXPECT_EQ(*core_->Abort("a", Me()), 1u);
+  EXPECT_EQ(*core_->Abort({"a"}, Me()), 1u);
   EXPECT_EQ(UsedBytes(), 0u);
   EXPECT_CODE(ErrorCode::kStale, Read(reader.grant, {0, 0, 16}));
 }
@@ -116,19 +116,20 @@ TEST_F(Core, OtherIdentitiesAndGeometriesAreRefusedAtAttach) {
     EXPECT_CODE(ErrorCode::kOutOfRange, core_->Attach(spec).status()) << first << "+" << count;
   }
   EXPECT_EQ(core_->Capacity().grants_reader, 0u);
-  EXPECT_CODE(ErrorCode::kIdentityMismatch, core_->Abort("a", {"other", "rev", "tenant"}).status());
+  EXPECT_CODE(ErrorCode::kIdentityMismatch,
+              core_->Abort({"a"}, {"other", "rev", "tenant"}).status());
 }
 
 TEST_F(Core, ExtendAppendsAndOldFramesStay) {
   const OpenResult opened = MustOpen("a", 2);
-  const absl::StatusOr<ExtendResult> more = core_->Extend(Key(opened.grant), 3);
+  const absl::StatusOr<ExtendResult> more = Extend(opened.grant, 3);
   ASSERT_TRUE(more.ok()) << more.status();
   EXPECT_EQ(more->first_block, 2u);
   EXPECT_EQ(more->frames.size(), 3u);
   EXPECT_TRUE(Write(opened.grant, {4, 0, 16}).ok());
   EXPECT_CODE(ErrorCode::kOutOfRange, Write(opened.grant, {5, 0, 16}));
-  EXPECT_CODE(ErrorCode::kInvalidArgument, core_->Extend(Key(opened.grant), 0).status());
-  EXPECT_CODE(ErrorCode::kInvalidArgument, core_->Extend(Key(opened.grant), UINT32_MAX).status());
+  EXPECT_CODE(ErrorCode::kInvalidArgument, Extend(opened.grant, 0).status());
+  EXPECT_CODE(ErrorCode::kInvalidArgument, Extend(opened.grant, UINT32_MAX).status());
   ASSERT_TRUE(CommitAll(opened, 5).ok());
   ASSERT_TRUE(Seal(opened, 5).ok());
   EXPECT_EQ(MustAttach("a").grant.frames.size(), 5u);
@@ -137,15 +138,15 @@ TEST_F(Core, ExtendAppendsAndOldFramesStay) {
 TEST_F(Core, TwoWritersThatEachHoldHalfGetAnswersNotADeadlock) {
   const OpenResult a = MustOpen("a", 256);
   const OpenResult b = MustOpen("b", 256);
-  const absl::Status status = core_->Extend(Key(a.grant), 1).status();
+  const absl::Status status = Extend(a.grant, 1).status();
   EXPECT_CODE(ErrorCode::kCapacity, status);
   EXPECT_THAT(Text(status), HasSubstr("1 frames of 8192 bytes"));
-  EXPECT_CODE(ErrorCode::kCapacity, core_->Extend(Key(b.grant), 1).status());
+  EXPECT_CODE(ErrorCode::kCapacity, Extend(b.grant, 1).status());
   EXPECT_CODE(ErrorCode::kCapacity, core_->Open(Spec("c", 1)).status());
   EXPECT_EQ(core_->Counters().capacity_refusals, 3u);
   // One gives up, the other goes on; nothing of the refused calls was kept.
-  ASSERT_TRUE(core_->Abort("b", Me()).ok());
-  EXPECT_TRUE(core_->Extend(Key(a.grant), 256).ok());
+  ASSERT_TRUE(core_->Abort({"b"}, Me()).ok());
+  EXPECT_TRUE(Extend(a.grant, 256).ok());
 }
 
 TEST_F(Core, CommitIsCheckedWholeBeforeAnyOfItCounts) {
@@ -165,6 +166,7 @@ TEST_F(Core, CommitIsCheckedWholeBeforeAnyOfItCounts) {
   EXPECT_CODE(ErrorCode::kInvalidArgument,
               core_->Commit(Key(opened.grant), std::span(&one, 1), std::span(&checksum, 1)));
   EXPECT_TRUE(MustAttach("a").committed.empty()) << "nothing of the refused calls was kept";
+  WriteAll(opened.grant, 2);
   EXPECT_TRUE(commit({{1, 1, 0, 2}}).ok());
   EXPECT_TRUE(commit({{1, 1, 0, 2}}).ok()) << "twice is not an error";
   const AttachResult attached = MustAttach("a");
@@ -178,7 +180,7 @@ TEST_F(Core, ReadersGrantsCannotDoAWritersCalls) {
   MustSeal("a", 1);
   const AttachResult reader = MustAttach("a");
   const LayerBlocks one{0, 1, 0, 1};
-  EXPECT_CODE(ErrorCode::kPermissionDenied, core_->Extend(Key(reader.grant), 1).status());
+  EXPECT_CODE(ErrorCode::kPermissionDenied, Extend(reader.grant, 1).status());
   EXPECT_CODE(ErrorCode::kPermissionDenied,
               core_->Commit(Key(reader.grant), std::span(&one, 1), {}));
   EXPECT_CODE(ErrorCode::kPermissionDenied, core_->Seal(Key(reader.grant), 16, {}, ""));
@@ -187,6 +189,7 @@ TEST_F(Core, ReadersGrantsCannotDoAWritersCalls) {
 TEST_F(Core, SealNeedsEveryLayerOfEveryNeededBlockAndGivesSparesBack) {
   const OpenResult opened = MustOpen("a", 4);
   const std::vector<LayerBlocks> most = {{0, 2, 0, 2}, {0, 1, 2, 1}};
+  WriteAll(opened.grant, 4);
   ASSERT_TRUE(core_->Commit(Key(opened.grant), most, {}).ok());
   const absl::Status status = core_->Seal(Key(opened.grant), 33, {}, "");
   EXPECT_CODE(ErrorCode::kNotCommitted, status);
@@ -235,6 +238,7 @@ TEST_F(Core, ChecksumsReachTheReaderAsTheWriterGaveThem) {
   // In the order range, block, layer, head: two blocks of layer 1, then block 0 of layer 0.
   const std::vector<LayerBlocks> ranges = {{1, 1, 0, 2}, {0, 1, 0, 1}};
   const std::vector<uint32_t> given = {11, 12, 21, 22, 1, 2};
+  WriteAll(opened.grant, 3);
   EXPECT_CODE(ErrorCode::kInvalidArgument, core_->Commit(Key(opened.grant), ranges, {}));
   ASSERT_TRUE(core_->Commit(Key(opened.grant), ranges, given).ok());
   EXPECT_THAT(MustAttach("a").checksums, ElementsAre(1, 2, 11, 12, 0, 0, 21, 22, 0, 0, 0, 0));
@@ -251,10 +255,12 @@ TEST_F(Core, DrainingOpensNothingNewAndServesOn) {
   core_->SetDraining(true);
   EXPECT_TRUE(core_->draining());
   EXPECT_CODE(ErrorCode::kDraining, core_->Open(Spec("b", 1)).status());
-  EXPECT_CODE(ErrorCode::kDraining, core_->Attach(ReadSpec("a")).status());
-  EXPECT_CODE(ErrorCode::kDraining, core_->CheckSealed("a", Me()));
+  EXPECT_CODE(ErrorCode::kDraining, core_->Attach(ReadSpec("b")).status());
+  EXPECT_CODE(ErrorCode::kDraining, core_->CheckSealed("b", Me()));
   ASSERT_TRUE(CommitAll(opened, 1).ok());
   ASSERT_TRUE(Seal(opened, 1).ok());
+  EXPECT_TRUE(core_->CheckSealed("a", Me()).ok());
+  MustAttach("a");
   core_->SetDraining(false);
   MustAttach("a");
 }
@@ -262,7 +268,7 @@ TEST_F(Core, DrainingOpensNothingNewAndServesOn) {
 TEST_F(Core, ReleaseOfAnOpenSequenceIsRefusedUnlessItsWriterGoesToo) {
   const OpenResult a = MustOpen("a", 1);
   MustSeal("b", 1);
-  const std::vector<std::string> names = {"b", "a", "unknown"};
+  const std::vector<SequenceRef> names = {{"b"}, {"a"}, {"unknown"}};
   const absl::Status status = core_->Release({}, names, Me()).status();
   EXPECT_CODE(ErrorCode::kWrongState, status);
   EXPECT_THAT(Text(status), HasSubstr("\"a\" is open"));
@@ -277,7 +283,7 @@ TEST_F(Core, ReleaseOfAnOpenSequenceIsRefusedUnlessItsWriterGoesToo) {
   const absl::StatusOr<ReleaseResult> again = core_->Release(std::span(&key, 1), names, Me());
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again->grants + again->sequences, 0u);
-  EXPECT_EQ(*core_->Abort("a", Me()), 0u);
+  EXPECT_EQ(*core_->Abort({"a"}, Me()), 0u);
 }
 
 TEST_F(Core, CheckSealedSaysWhatAWaiterHasToKnow) {
@@ -288,7 +294,7 @@ TEST_F(Core, CheckSealedSaysWhatAWaiterHasToKnow) {
   ASSERT_TRUE(CommitAll(opened, 1).ok());
   ASSERT_TRUE(Seal(opened, 1).ok());
   EXPECT_TRUE(core_->CheckSealed("a", Me()).ok());
-  ASSERT_TRUE(core_->Abort("a", Me()).ok());
+  ASSERT_TRUE(core_->Abort({"a"}, Me()).ok());
   EXPECT_CODE(ErrorCode::kNotFound, core_->CheckSealed("a", Me()));
 }
 
@@ -308,7 +314,7 @@ TEST_F(Core, LatentGeometryOneHeadNoAxis) {
   const uint32_t latent = g.entry_bytes();
   EXPECT_EQ(latent, 16u * 576 * 2);
   EXPECT_TRUE(Write(opened.grant, {2, g.entry_offset(LayerIndex(60), HeadIndex(0)), latent}).ok());
-  EXPECT_TRUE(Write(opened.grant, {0, 0, g.frame_bytes()}).ok());
+  WriteAll(opened.grant, 3, g);
   const LayerBlocks layer{60, 1, 0, 3};
   ASSERT_TRUE(core_->Commit(Key(opened.grant), std::span(&layer, 1), {}).ok());
   AttachSpec read = ReadSpec("mla");

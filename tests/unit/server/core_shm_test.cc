@@ -73,7 +73,7 @@ TEST_F(CoreOverShm, WhatAWriterWroteAReaderReadsUntilTheGrantEnds) {
   const fabric::ReadPiece read{{1, 0, SmallGeometry().frame_bytes()}, got.data()};
   EXPECT_TRUE(in->Read(reader, std::span(&read, 1), Soon())->Wait().ok());
   EXPECT_EQ(got, bytes);
-  ASSERT_TRUE(core_->Abort("a", Me()).ok());
+  ASSERT_TRUE(core_->Abort({"a"}, Me()).ok());
   EXPECT_CODE(ErrorCode::kStale, in->Read(reader, std::span(&read, 1), Soon())->Wait());
   EXPECT_TRUE(EventuallyUsed(0));
 }

@@ -114,7 +114,7 @@ TEST_F(Unattended, WhatEndedOtherwiseIsNotCounted) {
   const AttachResult reader = MustAttachFor("held", seconds(600));
   ASSERT_TRUE(ReleaseSequence("held").ok());
   ASSERT_TRUE(ReleaseSequence("released").ok());
-  ASSERT_TRUE(core_->Abort("aborted", Me()).ok());
+  ASSERT_TRUE(core_->Abort({"aborted"}, Me()).ok());
   Serve(kTtl + seconds(5));
   EXPECT_TRUE(Read(reader.grant, {0, 0, 16}).ok());
   ASSERT_TRUE(Release(reader.grant).ok());

@@ -19,7 +19,7 @@ class Unfenced : public CoreFixture {
     spec.connection = connection;
     return MustOpen(spec);
   }
-  void Abort(const std::string& name) { ASSERT_TRUE(core_->Abort(name, Me()).ok()); }
+  void Abort(const std::string& name) { ASSERT_TRUE(core_->Abort({name}, Me()).ok()); }
 };
 
 TEST_F(Unfenced, ARevokedWriterIsNamedOnceItsPatienceIsOver) {

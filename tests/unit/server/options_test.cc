@@ -204,7 +204,7 @@ TEST(OptionsTest, HelpListsEveryFlagAndVersionIsPrinted) {
   ASSERT_TRUE(help.ok());
   EXPECT_EQ(help->action, Action::kPrintHelp);
   for (const char* flag :
-       {"--control_address=", "--pool_bytes=1GiB", "--drain_timeout=5s", "--flagfile"}) {
+       {"--control_address=", "--pool_bytes=1GiB", "--drain_timeout=5m", "--flagfile"}) {
     EXPECT_THAT(help->text, HasSubstr(flag));
   }
   auto version = ParseCommandLine({"--version"});

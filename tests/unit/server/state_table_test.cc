@@ -55,7 +55,7 @@ class StateTableCase : public CoreFixture, public ::testing::WithParamInterface<
     reader_ = MustAttach("s");
     if (state == SequenceState::kOpen) return;
     if (state == SequenceState::kAborted) {
-      ASSERT_TRUE(core_->Abort("s", Me()).ok());
+      ASSERT_TRUE(core_->Abort({"s"}, Me()).ok());
       return;
     }
     ASSERT_TRUE(Seal(opened_, 2).ok());
@@ -67,11 +67,11 @@ class StateTableCase : public CoreFixture, public ::testing::WithParamInterface<
     AttachSpec attach = ReadSpec("s");
     switch (op) {
       case SequenceOp::kExtend:
-        return core_->Extend(Key(opened_.grant), 1).status();
+        return Extend(opened_.grant, 1).status();
       case SequenceOp::kCommit:
         return CommitAll(opened_, 2);
-      case SequenceOp::kSeal:
-        return Seal(opened_, 2);
+      case SequenceOp::kSeal:  // another one than the sequence had: that would be a repeat
+        return core_->Seal(Key(opened_.grant), 17, {}, "");
       case SequenceOp::kWriterLost:
         return Release(opened_.grant);
       case SequenceOp::kAttachSealed:
@@ -82,7 +82,7 @@ class StateTableCase : public CoreFixture, public ::testing::WithParamInterface<
       case SequenceOp::kRelease:
         return ReleaseSequence("s");
       case SequenceOp::kAbort:
-        return core_->Abort("s", Me()).status();
+        return core_->Abort({"s"}, Me()).status();
       case SequenceOp::kUnattended:
         // Only a sealed one can be without a grant. The others' grants outlive this.
         if (StateNow() == SequenceState::kSealed && !Release(reader_.grant).ok()) break;
