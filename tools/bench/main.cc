@@ -18,7 +18,12 @@ int main(int argc, char** argv) {
        "latency of an attach, by the number of frames",
        "attach --frames=64,1024",
        {"attach.cc", "testbed.cc", "report.cc"},
-       RunAttach}};
+       RunAttach},
+      {"put",
+       "rate of whole sequences, and what clearing memory between tenants costs",
+       "put --fabric=shm",
+       {"put.cc", "testbed.cc", "report.cc"},
+       RunPut}};
   const std::vector<Operation> gpu = GpuOperations();
   operations.insert(operations.end(), gpu.begin(), gpu.end());
   return RunProgram(argc, argv, "oasis-bench",

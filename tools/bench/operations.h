@@ -8,5 +8,6 @@ namespace oasiskv::bench {
 // CHECKSUM_MISMATCH naming the entry when a byte was wrong.
 absl::Status RunFetch();
 absl::Status RunAttach();
+absl::Status RunPut();
 
 }  // namespace oasiskv::bench

@@ -106,4 +106,31 @@ void Print(const std::vector<AttachRow>& rows, Format format) {
   std::fflush(stdout);
 }
 
+void Print(const std::vector<PutRow>& rows, Format format) {
+  if (format == Format::kTable) {
+    std::printf("%-6s %12s %8s %12s  %14s %9s  %12s %12s\n", "fabric", "clear_frames", "tenants",
+                "sequence B", "GB/s", "to never", "open p50 us", "open p99 us");
+  }
+  for (const PutRow& r : rows) {
+    if (format == Format::kJson) {
+      const nlohmann::json j = {{"operation", "put"},
+                                {"fabric", r.fabric},
+                                {"clear_frames", r.clear_frames},
+                                {"tenants", r.tenants},
+                                {"sequence_bytes", r.sequence_bytes},
+                                {"gbps", r.gbps.median},
+                                {"gbps_half_iqr", r.gbps.half_iqr},
+                                {"open_p50_us", r.open_p50_us},
+                                {"open_p99_us", r.open_p99_us}};
+      std::printf("%s\n", j.dump().c_str());
+    } else {
+      std::printf("%-6s %12s %8u %12lu  %14s %9.3f  %12.1f %12.1f\n", r.fabric.c_str(),
+                  r.clear_frames.c_str(), r.tenants, static_cast<unsigned long>(r.sequence_bytes),
+                  WithSpread(r.gbps).c_str(), r.gbps.median / rows.front().gbps.median,
+                  r.open_p50_us, r.open_p99_us);
+    }
+  }
+  std::fflush(stdout);
+}
+
 }  // namespace oasiskv::bench

@@ -43,7 +43,18 @@ struct AttachRow {
   double p50_us = 0, p99_us = 0, p999_us = 0;
 };
 
+// One setting of `put`.
+struct PutRow {
+  std::string fabric;
+  std::string clear_frames;  // of the daemon
+  uint32_t tenants = 0;      // that put in turn
+  uint64_t sequence_bytes = 0;
+  Spread gbps;  // of entries, over rounds
+  double open_p50_us = 0, open_p99_us = 0;
+};
+
 void Print(const std::vector<FetchRow>& rows, Format format);
 void Print(const std::vector<AttachRow>& rows, Format format);
+void Print(const std::vector<PutRow>& rows, Format format);
 
 }  // namespace oasiskv::bench

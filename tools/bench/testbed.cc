@@ -149,6 +149,7 @@ absl::StatusOr<Testbed> Testbed::Create(const TestbedOptions& options) {
              "--control_address=127.0.0.1:0", "--metrics_address=", "--ucx_address=127.0.0.1:0",
              absl::StrCat("--shm_socket=", directory, "/shm.sock"),
              absl::StrCat("--pool_bytes=", options.pool_bytes), "--drain_timeout=100ms",
+             absl::StrCat("--clear_frames=", options.clear_frames),
              absl::StrCat("--ready_file=", ready)},
             environment, log));
     bed.daemon_.emplace(std::move(daemon));

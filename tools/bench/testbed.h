@@ -31,6 +31,7 @@ struct TestbedOptions {
   // ucx: UCX_NET_DEVICES of the client and of a daemon that is started here. Empty: as the
   // environment says.
   std::string ucx_net_devices, daemon_ucx_net_devices;
+  std::string clear_frames = "tenant";  // of a daemon that is started here
 };
 
 // The bytes of entry `number` of a bench sequence, so that a reader can check them without a copy:
