@@ -11,7 +11,6 @@
 #include "client/connection/core.h"
 #include "client/producer/frame_stage.h"
 #include "client/selection/score.h"
-#include "client/selection/topk.h"
 #include "common/crc32c.h"
 #include "common/fabric/fabric.h"
 #include "common/pause_point.h"
