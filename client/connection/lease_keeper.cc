@@ -76,7 +76,7 @@ void LeaseKeeper::Run() {
       stopping = stopping_;
     }
     if (!farewells.empty()) {
-      SendFarewells(std::move(farewells), stopping ? kFarewell : rpc_timeout_);
+      SendFarewells(farewells, stopping ? kFarewell : rpc_timeout_);
     }
     if (stopping) {
       MutexLock lock(mutex_);
@@ -201,7 +201,7 @@ void LeaseKeeper::Renew(const Group& group) {
   }
 }
 
-void LeaseKeeper::SendFarewells(std::vector<Farewell> farewells, Duration limit) {
+void LeaseKeeper::SendFarewells(std::span<const Farewell> farewells, Duration limit) {
   const MonotonicTime deadline = Clock::Real().Now() + limit;
   std::map<Session*, std::vector<GrantKey>> releases;
   for (const Farewell& farewell : farewells) {

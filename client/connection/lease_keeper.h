@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -66,7 +67,7 @@ class LeaseKeeper {
   std::vector<Group> TakeDue(MonotonicTime now, MonotonicTime* next, uint64_t* holds);
   void Renew(const Group& group);
   void Lose(const Held& held, ErrorCode reason, const std::string& message);
-  void SendFarewells(std::vector<Farewell> farewells, Duration limit);
+  void SendFarewells(std::span<const Farewell> farewells, Duration limit);
   void Reschedule(const Group& group, MonotonicTime next);
 
   const Duration rpc_timeout_;

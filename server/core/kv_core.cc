@@ -17,7 +17,7 @@ constexpr size_t kPortion = 1024;  // grants or sequences ended under one hold o
 int64_t ToMs(Duration d) { return d / std::chrono::milliseconds(1); }
 
 absl::Status CheckOptions(const CoreOptions& o) {
-  auto bad = [](std::string text) { return MakeError(ErrorCode::kInvalidArgument, text); };
+  auto bad = [](const std::string& text) { return MakeError(ErrorCode::kInvalidArgument, text); };
   if (o.max_grants == 0 || o.max_grants > kMostGrants) {
     return bad(
         absl::StrFormat("--max_grants=%d must be between 1 and %d", o.max_grants, kMostGrants));

@@ -215,7 +215,7 @@ absl::StatusOr<ExtendResult> KvCore::ExtendLocked(GrantKey writer, uint32_t bloc
 absl::Status KvCore::Commit(GrantKey writer, std::span<const LayerBlocks> ranges,
                             std::span<const uint32_t> checksums) {
   MutexLock lock(mutex_);
-  const absl::Status status = CommitLocked(writer, ranges, checksums);
+  absl::Status status = CommitLocked(writer, ranges, checksums);
   if (!status.ok()) return Refused(status);
   ++counters_.commits;
   return status;

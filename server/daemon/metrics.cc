@@ -137,6 +137,7 @@ constexpr FabricMetric kFabricCounters[] = {
 
 void AddFabrics(const std::vector<const fabric::Endpoint*>& endpoints, Families& out) {
   std::vector<std::pair<std::string, fabric::EndpointStats>> all;
+  all.reserve(endpoints.size());
   for (const fabric::Endpoint* endpoint : endpoints) {
     all.emplace_back(std::string(endpoint->fabric()), endpoint->Stats());
   }

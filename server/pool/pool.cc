@@ -15,7 +15,7 @@
 namespace oasiskv::server {
 namespace {
 
-absl::Status Bad(std::string text) { return MakeError(ErrorCode::kInvalidArgument, text); }
+absl::Status Bad(const std::string& text) { return MakeError(ErrorCode::kInvalidArgument, text); }
 
 absl::Status Check(const PoolOptions& o) {
   const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));

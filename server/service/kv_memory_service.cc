@@ -89,7 +89,7 @@ class AttachCall : public grpc::ServerUnaryReactor {
     spec_.holder = context_.peer();
     OASISKV_ASSIGN_OR_RETURN(const Duration wait,
                              ToDuration("wait_for_seal_ms", request_.wait_for_seal_ms()));
-    const absl::Status status = Attach();
+    absl::Status status = Attach();
     const ErrorCode code = ErrorCodeOf(status);
     if (wait == Duration(0) || (code != ErrorCode::kNotFound && code != ErrorCode::kNotSealed)) {
       return status;
@@ -108,7 +108,7 @@ class AttachCall : public grpc::ServerUnaryReactor {
     OASISKV_ASSIGN_OR_RETURN(AttachResult result, core_->Attach(spec_));
     const GrantKey grant{result.grant.id, result.grant.epoch};
     ToMessage(std::move(result), response_);
-    const absl::Status fits = CheckMessageSize(response_, "attach answer");
+    absl::Status fits = CheckMessageSize(response_, "attach answer");
     if (fits.ok()) return fits;
     response_.Clear();
     OASISKV_RETURN_IF_ERROR(core_->Release({&grant, 1}, {}, spec_.identity).status());

@@ -207,6 +207,7 @@ class Soak : public ::testing::Test {
   // Some of what can happen, in random order: everything once, evictions often.
   std::vector<Event> Deck() {
     std::vector<Event> deck;
+    deck.reserve(static_cast<size_t>(Event::kCount) + 6);
     for (int i = 0; i < static_cast<int>(Event::kCount); ++i) deck.push_back(static_cast<Event>(i));
     for (int i = 0; i < 6; ++i) deck.push_back(Event::kEvict);
     std::shuffle(deck.begin(), deck.end(), random_);

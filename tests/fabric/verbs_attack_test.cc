@@ -17,7 +17,7 @@ class BentControl : public DirectControl {
   absl::StatusOr<std::string> Accept(const std::string& hello) override {
     ClientHello claimed = *ParseClientHello(hello);
     claimed.access = claimed_;
-    const auto answer = DirectControl::Accept(Serialize(claimed));
+    auto answer = DirectControl::Accept(Serialize(claimed));
     if (!answer.ok()) return answer;
     ServerHello bent = *ParseServerHello(*answer);
     bend_(bent);

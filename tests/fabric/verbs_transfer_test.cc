@@ -94,9 +94,9 @@ TEST_F(VerbsTransfer, WrongBatchesAreRefusedBeforeAnythingMoves) {
   auto reader = Connect(Access::kRead);
   auto grant = pool_.Grant(1, Access::kRead);
   std::vector<std::byte> target(1024, std::byte{0x11});
-  auto read = [&](RemoteRange range, std::shared_ptr<const GrantView> under) {
+  auto read = [&](RemoteRange range, const std::shared_ptr<const GrantView>& under) {
     const std::vector<ReadPiece> pieces = {{range, target.data()}};
-    return ErrorCodeOf(reader->Read(std::move(under), pieces, Soon())->Wait());
+    return ErrorCodeOf(reader->Read(under, pieces, Soon())->Wait());
   };
   EXPECT_EQ(read({kFrames, 0, 8}, grant), ErrorCode::kOutOfRange);
   EXPECT_EQ(read({0, kFrameBytes, 8}, grant), ErrorCode::kOutOfRange);
@@ -283,6 +283,7 @@ TEST_F(VerbsTransfer, EightThreadsShareTwoConnections) {
   auto writer = Connect(Access::kWrite);
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
       const bool writes = t % 4 == 3;

@@ -140,7 +140,9 @@ const Fabric& FileFabric() {
       .name = "file",
       .reason = "the daemon's memory can be opened",
       .check_serve = [](const FabricOptions&) { return absl::OkStatus(); },
-      .serve = [](const FabricOptions&, ExportedMemory memory,
+      // The table's functions take the memory by value.
+      .serve = [](const FabricOptions&,
+                  ExportedMemory memory,  // NOLINT(performance-unnecessary-value-param)
                   GrantAuthority&) -> absl::StatusOr<std::unique_ptr<Endpoint>> {
         return std::make_unique<FileEndpoint>(memory);
       },

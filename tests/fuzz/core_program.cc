@@ -125,6 +125,7 @@ void Program::Transfer(Access access) {
   if (want == ErrorCode::kUnspecified) {
     if (g.writer == read) {
       want = ErrorCode::kPermissionDenied;
+      // NOLINTNEXTLINE(bugprone-branch-clone): in the order of the core's checks
     } else if (!read && g.fenced && g.connection != 0) {
       want = ErrorCode::kWrongState;
     } else if (block >= g.frames) {

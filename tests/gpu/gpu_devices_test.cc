@@ -1,6 +1,7 @@
 // Several working sets in one process: on one GPU side by side, one on each GPU of the machine,
 // stepped by one thread or by threads of their own.
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -64,8 +65,8 @@ void StepInThreads(const std::vector<int>& devices) {
 }
 
 std::vector<int> EachDevice() {
-  std::vector<int> devices;
-  for (int d = 0; d < Devices(); ++d) devices.push_back(d);
+  std::vector<int> devices(static_cast<size_t>(Devices()));
+  std::iota(devices.begin(), devices.end(), 0);
   return devices;
 }
 

@@ -61,6 +61,7 @@ TEST_P(GpuEnqueueTest, ManyStepsEqualThoseOfTheCpuBackend) {
   auto cpu = WorkingSet::Create(o);
   ASSERT_TRUE(cpu.ok()) << cpu.status();
   std::vector<std::unique_ptr<Inputs>> inputs;
+  inputs.reserve(kSteps);
   for (int i = 0; i < kSteps; ++i) inputs.push_back(std::make_unique<Inputs>(o));
   auto stream = cuda::Stream::Create(0);
   ASSERT_TRUE(stream.ok()) << stream.status();

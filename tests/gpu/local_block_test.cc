@@ -21,7 +21,7 @@ std::vector<std::byte> CpuSummary(const Rig& rig, const std::byte* entry) {
   return summary;
 }
 std::vector<std::byte> PoolSummary(const Rig& rig, const std::byte* entry) {
-  const std::vector<std::byte> summary = CpuSummary(rig, entry);
+  std::vector<std::byte> summary = CpuSummary(rig, entry);
   if (rig.shape.summaries == SummaryType::kAsKeys) return summary;
   std::vector<std::byte> float8(rig.shape.summary_bytes);
   SummaryToFloat8(static_cast<ElementType>(rig.shape.element), rig.shape.head_dim, summary.data(),

@@ -15,7 +15,6 @@ namespace oasiskv {
 namespace {
 
 using gpu_test::Rig;
-using gpu_test::RigOptions;
 
 struct Case {
   uint32_t resident, max_blocks, cap;

@@ -26,7 +26,7 @@ class Driver {
   }
 
   // Select of `slots`: random lists; the local blocks of `full` are complete.
-  void Plan(std::vector<int32_t> slots, std::vector<int32_t> full) {
+  void Plan(const std::vector<int32_t>& slots, const std::vector<int32_t>& full) {
     rig.state.host = rig.state.Download();
     for (int32_t slot : full) rig.state.host[slot].local_tokens = rig.shape.block_tokens;
     rig.state.Upload();

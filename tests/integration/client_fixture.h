@@ -170,22 +170,24 @@ MATCHER_P(Fails, code, absl::StrCat("fails with ", std::string(ErrorCodeName(cod
 
 #define ASSERT_OK(expr)                                  \
   do {                                                   \
-    const absl::Status ok_status = (expr);               \
+    const absl::Status& ok_status = (expr);              \
     ASSERT_TRUE(ok_status.ok()) << ok_status.ToString(); \
   } while (false)
 #define EXPECT_OK(expr)                                  \
   do {                                                   \
-    const absl::Status ok_status = (expr);               \
+    const absl::Status& ok_status = (expr);              \
     EXPECT_TRUE(ok_status.ok()) << ok_status.ToString(); \
   } while (false)
 #define ASSERT_OK_AND_ASSIGN(lhs, expr) \
   ASSERT_OK_AND_ASSIGN_IMPL(OK_CONCAT(ok_or_, __LINE__), lhs, expr)
 #define OK_CONCAT_INNER(a, b) a##b
 #define OK_CONCAT(a, b) OK_CONCAT_INNER(a, b)
+// NOLINTBEGIN(bugprone-macro-parentheses): `lhs` may be a declaration, and `result` is a name.
 #define ASSERT_OK_AND_ASSIGN_IMPL(result, lhs, expr)      \
   auto result = (expr);                                   \
   ASSERT_TRUE(result.ok()) << result.status().ToString(); \
   lhs = *std::move(result)
+// NOLINTEND(bugprone-macro-parentheses)
 
 // One daemon per test; the parameter is the clients' fabric.
 class ClientTest : public ::testing::TestWithParam<std::string> {

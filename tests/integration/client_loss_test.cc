@@ -112,6 +112,7 @@ TEST_P(ClientLossTest, DaemonKilledUnderOpenFetches) {
     ASSERT_EVENTUALLY(StandsStill(cluster_->daemon().pid()));
     std::vector<std::vector<std::byte>> buffers(100);
     std::vector<std::unique_ptr<PendingFetch>> fetches;
+    fetches.reserve(buffers.size());
     for (auto& buffer : buffers) {
       fetches.push_back(reader.FetchEntries(AllEntries(content, buffer), Soon()));
     }
@@ -202,6 +203,7 @@ TEST_P(ClientLossTest, ThreadsFetchWhileTheDaemonRestarts) {
   std::atomic<int> wrong{0}, round{0};
   std::vector<std::atomic<int>> last_ok(8);
   std::vector<std::thread> threads;
+  threads.reserve(8);
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&, t] {
       while (!stop) {

@@ -188,6 +188,7 @@ TEST_P(ClientSourceTest, NothingCrossesTwice) {
     auto source = Join({PartOf(*client, ReadSpecOf(name, g))}, HostCachePolicy::kAlways);
     // Many threads want the same entries at once, each twice in one batch.
     std::vector<std::thread> threads;
+    threads.reserve(8);
     std::atomic<int> wrong{0};
     for (int t = 0; t < 8; ++t) {
       threads.emplace_back([&] {

@@ -45,7 +45,7 @@ class DaemonMetricsTest : public ::testing::Test {
     words.push_back("--json");
     const ProcessResult result = Ctl(words);
     EXPECT_EQ(result.exit_code, 0) << result.output;
-    const Json json = Json::parse(result.output, nullptr, false);
+    Json json = Json::parse(result.output, nullptr, false);
     EXPECT_FALSE(json.is_discarded()) << result.output;
     return json;
   }

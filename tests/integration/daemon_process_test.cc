@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/address.h"
@@ -28,7 +29,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::unique_ptr<MiniCluster> StartCluster(std::vector<std::string> flags = {}) {
-  auto cluster = MiniCluster::Start({DaemonMode::kProcess, 1, flags});
+  auto cluster = MiniCluster::Start({DaemonMode::kProcess, 1, std::move(flags)});
   EXPECT_TRUE(cluster.ok()) << cluster.status();
   return cluster.ok() ? *std::move(cluster) : nullptr;
 }

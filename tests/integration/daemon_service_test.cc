@@ -36,7 +36,7 @@ class AsyncAttaches {
     call.request = std::move(request);
     ++pending_;
     stubs_.kv->async()->Attach(&call.context, &call.request, &call.response,
-                               [this, &call](grpc::Status status) {
+                               [this, &call](const grpc::Status& status) {
                                  call.outcome = ToOutcome(status, call.context);
                                  call.done = true;
                                  --pending_;

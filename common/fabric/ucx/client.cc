@@ -334,8 +334,8 @@ bool UcxConnection::IssueOne(const std::shared_ptr<Batch>& batch) {
   const uint64_t bytes = request.bytes;
   const uint64_t id = next_request_++;
   if (!write) {
-    AddRead(std::move(request), id, ranges);
-  } else if (!SendWrite(std::move(request), id, ranges)) {
+    AddRead(request, id, ranges);
+  } else if (!SendWrite(request, id, ranges)) {
     return true;  // the batch ended meanwhile
   }
   bytes_in_flight_ += bytes;
@@ -372,7 +372,7 @@ std::vector<RemoteRange> UcxConnection::NextRanges(Batch& batch, uint64_t max_by
 }
 
 // Small batches that wait at the same time share a message: each costs the daemon one otherwise.
-void UcxConnection::AddRead(OpenRequest request, uint64_t id,
+void UcxConnection::AddRead(const OpenRequest& request, uint64_t id,
                             const std::vector<RemoteRange>& ranges) {
   ReadRequest head;
   head.request = id;
@@ -389,7 +389,7 @@ void UcxConnection::AddRead(OpenRequest request, uint64_t id,
   const size_t range_bytes = ranges.size() * sizeof(RemoteRange);
   reads_->owned.insert(reads_->owned.end(), first, first + range_bytes);
   ledger_->Count(&ConnectionStats::request_bytes, sizeof(head) + range_bytes);
-  requests_.emplace(id, std::move(request));
+  requests_.emplace(id, request);
   if (reads_->owned.size() >= kMinReadsBytes) SendReads();
 }
 
@@ -397,7 +397,7 @@ void UcxConnection::SendReads() {
   if (reads_ != nullptr) worker_->Send(endpoint_, std::move(reads_), Worker::Reply::kYes);
 }
 
-bool UcxConnection::SendWrite(OpenRequest request, uint64_t id,
+bool UcxConnection::SendWrite(const OpenRequest& request, uint64_t id,
                               const std::vector<RemoteRange>& ranges) {
   WriteRequest head;
   head.request = id;
@@ -416,7 +416,7 @@ bool UcxConnection::SendWrite(OpenRequest request, uint64_t id,
     return false;
   }
   ledger_->Count(&ConnectionStats::request_bytes, message->header.size());
-  requests_.emplace(id, std::move(request));
+  requests_.emplace(id, request);
   worker_->Send(endpoint_, std::move(message), Worker::Reply::kYes);
   return true;
 }

@@ -88,13 +88,13 @@ class UcxConnection final : public Connection, private ArrivalHandler {
   bool Full() const;
   std::vector<RemoteRange> NextRanges(Batch& batch, uint64_t max_bytes, size_t max_ranges,
                                       uint64_t& bytes) const;
-  void AddRead(OpenRequest request, uint64_t id, const std::vector<RemoteRange>& ranges);
+  void AddRead(const OpenRequest& request, uint64_t id, const std::vector<RemoteRange>& ranges);
   void SendReads();
-  bool SendWrite(OpenRequest request, uint64_t id, const std::vector<RemoteRange>& ranges);
+  bool SendWrite(const OpenRequest& request, uint64_t id, const std::vector<RemoteRange>& ranges);
   void OnArrival(const Arrival& arrival) override;
   void OnHelloReply(const Arrival& arrival);
   void OnData(const Arrival& arrival);
-  void TakeData(const Data& data, std::span<const std::byte> bytes);
+  void TakeData(const Data& data, std::span<const std::byte> payload);
   void OnTrailer(const Arrival& arrival);
   void Finish(Requests::iterator it);
   void Lose(const absl::Status& why);

@@ -266,7 +266,7 @@ void Worker::Send(ucp_ep* endpoint, std::unique_ptr<Message> message, Reply repl
   if (!UCS_PTR_IS_PTR(sent)) {
     DeleteMessage(message.release(), UCS_PTR_STATUS(sent));
   } else {
-    message.release();  // OnSendComplete has it now
+    static_cast<void>(message.release());  // OnSendComplete has it now
   }
 }
 

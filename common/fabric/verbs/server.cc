@@ -154,9 +154,9 @@ absl::Status Server::CheckHello(const ClientHello& hello) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> Server::Accept(absl::string_view bytes) {
-  OASISKV_ASSIGN_OR_RETURN(const ClientHello hello, ParseClientHello(bytes));
-  OASISKV_ASSIGN_OR_RETURN(const ServerHello answer, Greet(hello));
+absl::StatusOr<std::string> Server::Accept(absl::string_view hello) {
+  OASISKV_ASSIGN_OR_RETURN(const ClientHello client, ParseClientHello(hello));
+  OASISKV_ASSIGN_OR_RETURN(const ServerHello answer, Greet(client));
   return Serialize(answer);
 }
 

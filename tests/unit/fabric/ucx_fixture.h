@@ -156,7 +156,7 @@ class Buffers {
 // A server in this process.
 class UcxTest : public ::testing::Test {
  protected:
-  void Serve(UcxEndpointOptions options = {.host = "127.0.0.1"}) {
+  void Serve(const UcxEndpointOptions& options = {.host = "127.0.0.1"}) {
     ExportedMemory memory;
     memory.incarnation = kIncarnation;
     auto server = ServeUcx(options, memory, authority_);

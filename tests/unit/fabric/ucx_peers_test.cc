@@ -149,6 +149,7 @@ TEST_F(UcxPeersTest, SaysWhatIsWrongWithAnAddress) {
 TEST_F(UcxPeersTest, ManyClientsComeAndGoAtOnce) {
   Serve();
   std::vector<std::thread> threads;
+  threads.reserve(8);
   std::atomic<int> good{0};
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&, grant = authority_.Grant(1, Access::kRead)] {

@@ -35,7 +35,7 @@ class Stranger : private ArrivalHandler {
     params.err_handler.arg = this;
     EXPECT_EQ(ucp_ep_create(worker_->get(), &params, &endpoint_), UCS_OK);
   }
-  ~Stranger() {
+  ~Stranger() override {
     void* request = worker_->StartClose(endpoint_);
     while (!worker_->Closed(request)) worker_->Progress();
   }

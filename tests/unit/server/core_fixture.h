@@ -71,7 +71,7 @@ class CoreFixture : public ::testing::Test {
     return core_->Seal(Key(opened.grant), uint64_t{blocks} * SmallGeometry().block_tokens, {}, "");
   }
   OpenResult MustSeal(const std::string& name, uint32_t blocks) {
-    const OpenResult opened = MustOpen(name, blocks);
+    OpenResult opened = MustOpen(name, blocks);
     EXPECT_TRUE(CommitAll(opened, blocks).ok());
     EXPECT_TRUE(Seal(opened, blocks).ok());
     return opened;

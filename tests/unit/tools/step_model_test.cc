@@ -18,7 +18,7 @@ constexpr char kSmall[] = R"({"name": "small", "layers": 2, "hidden": 512, "quer
   "kv_heads": 2, "head_dim": 128, "ffn": 1024, "vocab": 4096})";
 
 std::string With(absl::string_view from, absl::string_view to) {
-  const std::string changed = absl::StrReplaceAll(kSmall, {{from, to}});
+  std::string changed = absl::StrReplaceAll(kSmall, {{from, to}});
   EXPECT_NE(changed, kSmall) << from;
   return changed;
 }

@@ -95,7 +95,7 @@ class WorkingSetFixture : public testing::Test {
   }
   std::vector<int32_t> MapOf(const ResidentView& view, RequestSlot slot, uint32_t layer = 0) {
     const size_t bytes = o_.geometry.entry_bytes();
-    const std::vector<int32_t> map(view.map, view.map + o_.resident_blocks);
+    std::vector<int32_t> map(view.map, view.map + o_.resident_blocks);
     for (size_t p = 0; p < map.size(); ++p) {
       if (map[p] < 0) continue;
       const auto entry = slots_[slot.value()]->kv().Entry(map[p], layer, 0);
