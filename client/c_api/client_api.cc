@@ -7,8 +7,7 @@ using namespace oasiskv;         // NOLINT(google-build-using-namespace)
 using namespace oasiskv::c_api;  // NOLINT(google-build-using-namespace)
 
 int oasiskv_client_connect(const oasiskv_client_options* options, oasiskv_client** out) {
-  return Guard([&]() -> absl::Status {
-    if (out == nullptr) return NullArgument("out");
+  return With("out", out, [&]() -> absl::Status {
     oasiskv_client_options in;
     OASISKV_RETURN_IF_ERROR(ReadStruct(options, "options", in));
     ClientOptions o;
@@ -23,24 +22,18 @@ int oasiskv_client_connect(const oasiskv_client_options* options, oasiskv_client
     if (in.verbs_gid_given != 0) o.verbs_gid_index = in.verbs_gid_index;
     o.verbs_peer_timeout = Milliseconds(in.verbs_peer_timeout_ms);
     NoteFirstHandle();
-    OASISKV_ASSIGN_OR_RETURN(auto client, Client::Connect(o));
-    *out = new oasiskv_client{std::move(client)};
-    return absl::OkStatus();
+    return Give(Client::Connect(o), out);
   });
 }
 
 void oasiskv_client_free(oasiskv_client* client) { Free(client); }
 
 int oasiskv_client_health(oasiskv_client* client) {
-  return Guard([&]() -> absl::Status {
-    if (client == nullptr) return NullArgument("client");
-    return client->client->Health();
-  });
+  return With("client", client, [&] { return client->client->Health(); });
 }
 
 int oasiskv_client_describe(oasiskv_client* client, char* buffer, size_t size) {
-  return Guard([&]() -> absl::Status {
-    if (client == nullptr) return NullArgument("client");
+  return With("client", client, [&]() -> absl::Status {
     if (buffer == nullptr || size == 0) return NullArgument("buffer");
     const std::string text = client->client->Describe();
     const size_t n = std::min(size - 1, text.size());
@@ -51,8 +44,7 @@ int oasiskv_client_describe(oasiskv_client* client, char* buffer, size_t size) {
 }
 
 int oasiskv_client_stats_get(oasiskv_client* client, oasiskv_client_stats* out) {
-  return Guard([&]() -> absl::Status {
-    if (client == nullptr) return NullArgument("client");
+  return With("client", client, [&]() -> absl::Status {
     const ClientStats s = client->client->Stats();
     oasiskv_client_stats c{};
     c.reads = s.reads;
@@ -84,8 +76,7 @@ int oasiskv_client_stats_get(oasiskv_client* client, oasiskv_client_stats* out) 
 
 int oasiskv_client_release_sequence(oasiskv_client* client, const char* name,
                                     const oasiskv_identity* identity, uint32_t* released) {
-  return Guard([&]() -> absl::Status {
-    if (client == nullptr) return NullArgument("client");
+  return With("client", client, [&]() -> absl::Status {
     if (name == nullptr) return NullArgument("name");
     OASISKV_ASSIGN_OR_RETURN(Identity id, ToIdentity(identity));
     OASISKV_ASSIGN_OR_RETURN(uint32_t n, client->client->ReleaseSequences({name}, id));
@@ -96,8 +87,7 @@ int oasiskv_client_release_sequence(oasiskv_client* client, const char* name,
 
 int oasiskv_client_abort(oasiskv_client* client, const char* name, const oasiskv_identity* identity,
                          const char* reason, uint32_t* grants_revoked) {
-  return Guard([&]() -> absl::Status {
-    if (client == nullptr) return NullArgument("client");
+  return With("client", client, [&]() -> absl::Status {
     if (name == nullptr) return NullArgument("name");
     OASISKV_ASSIGN_OR_RETURN(Identity id, ToIdentity(identity));
     OASISKV_ASSIGN_OR_RETURN(uint32_t n, client->client->Abort(name, id, OrEmpty(reason)));
@@ -105,3 +95,21 @@ int oasiskv_client_abort(oasiskv_client* client, const char* name, const oasiskv
     return absl::OkStatus();
   });
 }
+
+int oasiskv_buffer_register(oasiskv_client* client, void* memory, size_t size,
+                            oasiskv_buffer** out) {
+  return With("client", client, [&]() -> absl::Status {
+    if (out == nullptr) return NullArgument("out");
+    return Give(client->client->RegisterBuffer({static_cast<std::byte*>(memory), size}), out);
+  });
+}
+
+int oasiskv_buffer_direct(oasiskv_buffer* buffer, uint32_t* direct) {
+  return With("buffer", buffer, [&]() -> absl::Status {
+    if (direct == nullptr) return NullArgument("direct");
+    *direct = buffer->buffer.direct() ? 1 : 0;
+    return absl::OkStatus();
+  });
+}
+
+void oasiskv_buffer_free(oasiskv_buffer* buffer) { Free(buffer); }

@@ -42,15 +42,6 @@ absl::StatusOr<GpuWorkingSetOptions> ToOptions(const oasiskv_gpu_working_set_opt
   return o;
 }
 
-// Runs `body` with the working set behind the handle.
-template <typename Body>
-int With(oasiskv_gpu_working_set* ws, Body&& body) {
-  return Guard([&]() -> absl::Status {
-    if (ws == nullptr) return NullArgument("ws");
-    return body(*ws->ws);
-  });
-}
-
 template <typename T>
 void CopyTo(const std::vector<T>& from, void* to) {
   if (to != nullptr && !from.empty()) std::memcpy(to, from.data(), from.size() * sizeof(T));
@@ -60,13 +51,10 @@ void CopyTo(const std::vector<T>& from, void* to) {
 
 int oasiskv_gpu_working_set_create(const oasiskv_gpu_working_set_options* options,
                                    oasiskv_gpu_working_set** out) {
-  return Guard([&]() -> absl::Status {
-    if (out == nullptr) return NullArgument("out");
+  return With("out", out, [&]() -> absl::Status {
     OASISKV_ASSIGN_OR_RETURN(const GpuWorkingSetOptions o, ToOptions(options));
     NoteFirstHandle();
-    OASISKV_ASSIGN_OR_RETURN(auto ws, GpuWorkingSet::Create(o));
-    *out = new oasiskv_gpu_working_set{std::move(ws)};
-    return absl::OkStatus();
+    return Give(GpuWorkingSet::Create(o), out);
   });
 }
 
@@ -74,30 +62,30 @@ void oasiskv_gpu_working_set_free(oasiskv_gpu_working_set* ws) { Free(ws); }
 
 int oasiskv_gpu_working_set_admit(oasiskv_gpu_working_set* ws, oasiskv_source* source,
                                   uint32_t* slot) {
-  return With(ws, [&](GpuWorkingSet& gpu) -> absl::Status {
+  return With("ws", ws, [&]() -> absl::Status {
     if (source == nullptr) return NullArgument("source");
     if (slot == nullptr) return NullArgument("slot");
-    OASISKV_ASSIGN_OR_RETURN(const RequestSlot s, gpu.Admit(source->source));
+    OASISKV_ASSIGN_OR_RETURN(const RequestSlot s, ws->ws->Admit(source->source));
     *slot = s.value();
     return absl::OkStatus();
   });
 }
 
 int oasiskv_gpu_working_set_leave(oasiskv_gpu_working_set* ws, uint32_t slot) {
-  return With(ws, [&](GpuWorkingSet& gpu) { return gpu.Leave(RequestSlot(slot)); });
+  return With("ws", ws, [&] { return ws->ws->Leave(RequestSlot(slot)); });
 }
 
 int oasiskv_gpu_working_set_set_rows(oasiskv_gpu_working_set* ws, const uint32_t* slots,
                                      size_t rows, void* stream) {
-  return With(ws, [&](GpuWorkingSet& gpu) -> absl::Status {
+  return With("ws", ws, [&]() -> absl::Status {
     if (slots == nullptr && rows != 0) return NullArgument("slots");
-    return gpu.SetRows({reinterpret_cast<const RequestSlot*>(slots), rows}, stream);
+    return ws->ws->SetRows({reinterpret_cast<const RequestSlot*>(slots), rows}, stream);
   });
 }
 
 int oasiskv_gpu_working_set_rows_get(oasiskv_gpu_working_set* ws, oasiskv_gpu_rows* out) {
-  return With(ws, [&](GpuWorkingSet& gpu) {
-    const GpuRows rows = gpu.Rows();
+  return With("ws", ws, [&] {
+    const GpuRows rows = ws->ws->Rows();
     return WriteStruct(
         oasiskv_gpu_rows{sizeof(oasiskv_gpu_rows), rows.slots, rows.count, rows.max_rows}, "out",
         out);
@@ -106,8 +94,8 @@ int oasiskv_gpu_working_set_rows_get(oasiskv_gpu_working_set* ws, oasiskv_gpu_ro
 
 int oasiskv_gpu_working_set_foreground_get(oasiskv_gpu_working_set* ws,
                                            oasiskv_gpu_foreground* out) {
-  return With(ws, [&](GpuWorkingSet& gpu) {
-    const GpuForeground f = gpu.Foreground();
+  return With("ws", ws, [&] {
+    const GpuForeground f = ws->ws->Foreground();
     return WriteStruct(
         oasiskv_gpu_foreground{sizeof(oasiskv_gpu_foreground), f.stream, f.processors}, "out", out);
   });
@@ -115,45 +103,43 @@ int oasiskv_gpu_working_set_foreground_get(oasiskv_gpu_working_set* ws,
 
 int oasiskv_gpu_working_set_append(oasiskv_gpu_working_set* ws, uint32_t layer, const void* keys,
                                    const void* values, int64_t row_stride, void* stream) {
-  return With(ws, [&](GpuWorkingSet& gpu) {
-    return gpu.Append(LayerIndex(layer), keys, values, row_stride, stream);
-  });
+  return With("ws", ws,
+              [&] { return ws->ws->Append(LayerIndex(layer), keys, values, row_stride, stream); });
 }
 
 int oasiskv_gpu_working_set_submit(oasiskv_gpu_working_set* ws, uint32_t layer, const void* queries,
                                    uint32_t query_type, int64_t row_stride, void* stream) {
-  return With(ws, [&](GpuWorkingSet& gpu) -> absl::Status {
+  return With("ws", ws, [&]() -> absl::Status {
     OASISKV_ASSIGN_OR_RETURN(const GpuQueryType type,
                              ToEnum(query_type, GpuQueryType::kFloat16, "query_type"));
-    return gpu.Submit(LayerIndex(layer), queries, type, row_stride, stream);
+    return ws->ws->Submit(LayerIndex(layer), queries, type, row_stride, stream);
   });
 }
 
 int oasiskv_gpu_working_set_submit_topk(oasiskv_gpu_working_set* ws, uint32_t layer,
                                         const int32_t* topk, uint32_t k, void* stream) {
-  return With(
-      ws, [&](GpuWorkingSet& gpu) { return gpu.SubmitTopK(LayerIndex(layer), topk, k, stream); });
+  return With("ws", ws, [&] { return ws->ws->SubmitTopK(LayerIndex(layer), topk, k, stream); });
 }
 
 int oasiskv_gpu_working_set_attention_done(oasiskv_gpu_working_set* ws, uint32_t layer,
                                            void* stream) {
-  return With(ws, [&](GpuWorkingSet& gpu) { return gpu.AttentionDone(LayerIndex(layer), stream); });
+  return With("ws", ws, [&] { return ws->ws->AttentionDone(LayerIndex(layer), stream); });
 }
 
 int oasiskv_gpu_working_set_wait(oasiskv_gpu_working_set* ws, uint32_t layer, void* stream) {
-  return With(ws, [&](GpuWorkingSet& gpu) { return gpu.Wait(LayerIndex(layer), stream); });
+  return With("ws", ws, [&] { return ws->ws->Wait(LayerIndex(layer), stream); });
 }
 
 int oasiskv_gpu_working_set_resolve(oasiskv_gpu_working_set* ws, uint32_t layer,
                                     const void* queries, uint32_t query_type, int64_t row_stride,
                                     uint32_t policy, void* stream, oasiskv_gpu_resolved* out) {
-  return With(ws, [&](GpuWorkingSet& gpu) -> absl::Status {
+  return With("ws", ws, [&]() -> absl::Status {
     OASISKV_ASSIGN_OR_RETURN(const GpuQueryType type,
                              ToEnum(query_type, GpuQueryType::kFloat16, "query_type"));
     OASISKV_ASSIGN_OR_RETURN(const GpuMissPolicy miss,
                              ToEnum(policy, GpuMissPolicy::kReport, "policy"));
-    OASISKV_ASSIGN_OR_RETURN(const GpuResolved r, gpu.Resolve(LayerIndex(layer), queries, type,
-                                                              row_stride, miss, stream));
+    OASISKV_ASSIGN_OR_RETURN(const GpuResolved r, ws->ws->Resolve(LayerIndex(layer), queries, type,
+                                                                  row_stride, miss, stream));
     return WriteStruct(
         oasiskv_gpu_resolved{sizeof(oasiskv_gpu_resolved), r.blocks, r.pages, r.missing}, "out",
         out);
@@ -163,21 +149,21 @@ int oasiskv_gpu_working_set_resolve(oasiskv_gpu_working_set* ws, uint32_t layer,
 int oasiskv_gpu_working_set_sample_agreement(oasiskv_gpu_working_set* ws, uint32_t layer,
                                              const void* queries, uint32_t query_type,
                                              int64_t row_stride, void* stream) {
-  return With(ws, [&](GpuWorkingSet& gpu) -> absl::Status {
+  return With("ws", ws, [&]() -> absl::Status {
     OASISKV_ASSIGN_OR_RETURN(const GpuQueryType type,
                              ToEnum(query_type, GpuQueryType::kFloat16, "query_type"));
-    return gpu.SampleAgreement(LayerIndex(layer), queries, type, row_stride, stream);
+    return ws->ws->SampleAgreement(LayerIndex(layer), queries, type, row_stride, stream);
   });
 }
 
 int oasiskv_gpu_working_set_end_step(oasiskv_gpu_working_set* ws, void* stream) {
-  return With(ws, [&](GpuWorkingSet& gpu) { return gpu.EndStep(stream); });
+  return With("ws", ws, [&] { return ws->ws->EndStep(stream); });
 }
 
 int oasiskv_gpu_working_set_view(oasiskv_gpu_working_set* ws, uint32_t layer,
                                  oasiskv_gpu_layer_view* out) {
-  return With(ws, [&](GpuWorkingSet& gpu) -> absl::Status {
-    OASISKV_ASSIGN_OR_RETURN(const GpuLayerView v, gpu.View(LayerIndex(layer)));
+  return With("ws", ws, [&]() -> absl::Status {
+    OASISKV_ASSIGN_OR_RETURN(const GpuLayerView v, ws->ws->View(LayerIndex(layer)));
     const GpuPages& p = v.pages;
     return WriteStruct(
         oasiskv_gpu_layer_view{sizeof(oasiskv_gpu_layer_view),
@@ -190,46 +176,46 @@ int oasiskv_gpu_working_set_view(oasiskv_gpu_working_set* ws, uint32_t layer,
 }
 
 int oasiskv_gpu_working_set_fetch_cap(oasiskv_gpu_working_set* ws, uint32_t* out) {
-  return With(ws, [&](GpuWorkingSet& gpu) -> absl::Status {
+  return With("ws", ws, [&]() -> absl::Status {
     if (out == nullptr) return NullArgument("out");
-    *out = gpu.fetch_cap();
+    *out = ws->ws->fetch_cap();
     return absl::OkStatus();
   });
 }
 
 int oasiskv_gpu_working_set_stats_get(oasiskv_gpu_working_set* ws, oasiskv_working_set_stats* out) {
-  return With(ws, [&](GpuWorkingSet& gpu) -> absl::Status {
-    OASISKV_ASSIGN_OR_RETURN(const WorkingSetStats stats, gpu.Stats());
+  return With("ws", ws, [&]() -> absl::Status {
+    OASISKV_ASSIGN_OR_RETURN(const WorkingSetStats stats, ws->ws->Stats());
     return WriteStruct(FromStats(stats), "out", out);
   });
 }
 
 int oasiskv_gpu_working_set_request_stats_get(oasiskv_gpu_working_set* ws, uint32_t slot,
                                               oasiskv_working_set_stats* out) {
-  return With(ws, [&](GpuWorkingSet& gpu) -> absl::Status {
-    OASISKV_ASSIGN_OR_RETURN(const WorkingSetStats stats, gpu.RequestStats(RequestSlot(slot)));
+  return With("ws", ws, [&]() -> absl::Status {
+    OASISKV_ASSIGN_OR_RETURN(const WorkingSetStats stats, ws->ws->RequestStats(RequestSlot(slot)));
     return WriteStruct(FromStats(stats), "out", out);
   });
 }
 
 int oasiskv_gpu_working_set_error(oasiskv_gpu_working_set* ws) {
-  return With(ws, [&](GpuWorkingSet& gpu) { return gpu.Error(); });
+  return With("ws", ws, [&] { return ws->ws->Error(); });
 }
 
 int oasiskv_gpu_working_set_clear_error(oasiskv_gpu_working_set* ws) {
-  return With(ws, [&](GpuWorkingSet& gpu) {
-    gpu.ClearError();
+  return With("ws", ws, [&] {
+    ws->ws->ClearError();
     return absl::OkStatus();
   });
 }
 
 int oasiskv_gpu_working_set_snapshot(oasiskv_gpu_working_set* ws, uint32_t layer, uint32_t slot,
                                      oasiskv_gpu_snapshot* inout) {
-  return With(ws, [&](GpuWorkingSet& gpu) -> absl::Status {
+  return With("ws", ws, [&]() -> absl::Status {
     oasiskv_gpu_snapshot out;
     OASISKV_RETURN_IF_ERROR(ReadStruct(inout, "inout", out));
     OASISKV_ASSIGN_OR_RETURN(const GpuSnapshot shot,
-                             gpu.Snapshot(LayerIndex(layer), RequestSlot(slot)));
+                             ws->ws->Snapshot(LayerIndex(layer), RequestSlot(slot)));
     CopyTo(shot.map, out.map);
     CopyTo(shot.stamps, out.stamps);
     CopyTo(shot.predicted, out.predicted);

@@ -5,9 +5,12 @@
 #include <cstring>
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/status_macros.h"
 #include "oasiskv/error.h"
 #include "oasiskv/oasiskv.h"
 
@@ -43,6 +46,20 @@ int Guard(Body&& body) noexcept {
   }
 }
 
+// Guard for a `body` that needs `argument`, whose name in the header is `name`.
+template <typename T, typename Body>
+int With(absl::string_view name, const T* argument, Body&& body) noexcept {
+  return Guard([&]() -> absl::Status { return argument ? body() : NullArgument(name); });
+}
+
+// Hands what was made to the caller, in a new handle.
+template <typename Made, typename Handle>
+absl::Status Give(absl::StatusOr<Made> made, Handle** out) {
+  if (!made.ok()) return made.status();
+  *out = new Handle{*std::move(made)};
+  return absl::OkStatus();
+}
+
 // Frees a handle, but not in a forked child, where its threads do not exist.
 template <typename Handle>
 void Free(Handle* handle) noexcept {
@@ -50,15 +67,17 @@ void Free(Handle* handle) noexcept {
   delete handle;
 }
 
+inline absl::Status CheckSize(size_t struct_size, absl::string_view name) {
+  if (struct_size >= sizeof(size_t)) return absl::OkStatus();
+  return MakeError(ErrorCode::kInvalidArgument,
+                   std::string(name) + ".struct_size is not set; initialise it with OASISKV_INIT");
+}
+
 // Reads the caller's structure, whose struct_size may be of another version: missing fields are 0.
 template <typename T>
 absl::Status ReadStruct(const T* from, absl::string_view name, T& to) {
   if (from == nullptr) return NullArgument(name);
-  if (from->struct_size < sizeof(size_t)) {
-    return MakeError(
-        ErrorCode::kInvalidArgument,
-        std::string(name) + ".struct_size is not set; initialise it with OASISKV_INIT");
-  }
+  OASISKV_RETURN_IF_ERROR(CheckSize(from->struct_size, name));
   to = T{};
   std::memcpy(&to, from, std::min(from->struct_size, sizeof(T)));
   return absl::OkStatus();
@@ -68,11 +87,7 @@ template <typename T>
 absl::Status WriteStruct(const T& from, absl::string_view name, T* to) {
   if (to == nullptr) return NullArgument(name);
   const size_t size = to->struct_size;
-  if (size < sizeof(size_t)) {
-    return MakeError(
-        ErrorCode::kInvalidArgument,
-        std::string(name) + ".struct_size is not set; initialise it with OASISKV_INIT");
-  }
+  OASISKV_RETURN_IF_ERROR(CheckSize(size, name));
   std::memcpy(to, &from, std::min(size, sizeof(T)));
   to->struct_size = size;
   return absl::OkStatus();

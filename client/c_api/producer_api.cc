@@ -16,57 +16,45 @@ KvView ToView(const oasiskv_kv_view& view) {
 
 int oasiskv_producer_open(oasiskv_client* client, const oasiskv_producer_spec* spec,
                           oasiskv_producer** out) {
-  return Guard([&]() -> absl::Status {
-    if (client == nullptr) return NullArgument("client");
+  return With("client", client, [&]() -> absl::Status {
     if (out == nullptr) return NullArgument("out");
     oasiskv_producer_spec in;
     ProducerSpec p;
     OASISKV_RETURN_IF_ERROR(ReadSpec(spec, in, p));
     p.blocks = in.blocks;
     p.checksums = in.checksums != 0;
-    OASISKV_ASSIGN_OR_RETURN(Producer producer, client->client->Open(p));
-    *out = new oasiskv_producer{std::move(producer)};
-    return absl::OkStatus();
+    return Give(client->client->Open(p), out);
   });
 }
 
 void oasiskv_producer_free(oasiskv_producer* producer) { Free(producer); }
 
 int oasiskv_producer_extend(oasiskv_producer* producer, uint32_t blocks) {
-  return Guard([&]() -> absl::Status {
-    if (producer == nullptr) return NullArgument("producer");
-    return producer->producer.Extend(blocks);
-  });
+  return With("producer", producer, [&] { return producer->producer.Extend(blocks); });
 }
 
 int oasiskv_producer_write_tokens(oasiskv_producer* producer, uint32_t layer, uint64_t first_token,
                                   uint32_t tokens, oasiskv_kv_view keys, oasiskv_kv_view values) {
-  return Guard([&]() -> absl::Status {
-    if (producer == nullptr) return NullArgument("producer");
+  return With("producer", producer, [&] {
     return producer->producer.WriteTokens(LayerIndex(layer), first_token, tokens, ToView(keys),
                                           ToView(values));
   });
 }
 
 int oasiskv_producer_commit_written(oasiskv_producer* producer) {
-  return Guard([&]() -> absl::Status {
-    if (producer == nullptr) return NullArgument("producer");
-    return producer->producer.CommitWritten();
-  });
+  return With("producer", producer, [&] { return producer->producer.CommitWritten(); });
 }
 
 int oasiskv_producer_commit(oasiskv_producer* producer, uint32_t first_layer, uint32_t layer_count,
                             uint32_t first_block, uint32_t block_count) {
-  return Guard([&]() -> absl::Status {
-    if (producer == nullptr) return NullArgument("producer");
+  return With("producer", producer, [&] {
     return producer->producer.Commit(LayerIndex(first_layer), layer_count, BlockIndex(first_block),
                                      block_count);
   });
 }
 
 int oasiskv_producer_seal(oasiskv_producer* producer, const oasiskv_seal_spec* spec) {
-  return Guard([&]() -> absl::Status {
-    if (producer == nullptr) return NullArgument("producer");
+  return With("producer", producer, [&]() -> absl::Status {
     oasiskv_seal_spec in;
     OASISKV_RETURN_IF_ERROR(ReadStruct(spec, "spec", in));
     SealSpec s;
@@ -84,8 +72,5 @@ int oasiskv_producer_seal(oasiskv_producer* producer, const oasiskv_seal_spec* s
 }
 
 int oasiskv_producer_abort(oasiskv_producer* producer, const char* reason) {
-  return Guard([&]() -> absl::Status {
-    if (producer == nullptr) return NullArgument("producer");
-    return producer->producer.Abort(OrEmpty(reason));
-  });
+  return With("producer", producer, [&] { return producer->producer.Abort(OrEmpty(reason)); });
 }

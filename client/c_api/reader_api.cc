@@ -33,8 +33,7 @@ absl::StatusOr<std::unique_ptr<PendingFetch>> Start(oasiskv_reader* reader,
 
 int oasiskv_reader_attach(oasiskv_client* client, const oasiskv_reader_spec* spec,
                           oasiskv_reader** out) {
-  return Guard([&]() -> absl::Status {
-    if (client == nullptr) return NullArgument("client");
+  return With("client", client, [&]() -> absl::Status {
     if (out == nullptr) return NullArgument("out");
     oasiskv_reader_spec in;
     ReaderSpec r;
@@ -51,8 +50,7 @@ int oasiskv_reader_attach(oasiskv_client* client, const oasiskv_reader_spec* spe
 void oasiskv_reader_free(oasiskv_reader* reader) { Free(reader); }
 
 int oasiskv_reader_info_get(oasiskv_reader* reader, oasiskv_reader_info* out) {
-  return Guard([&]() -> absl::Status {
-    if (reader == nullptr) return NullArgument("reader");
+  return With("reader", reader, [&]() -> absl::Status {
     const Reader& r = *reader->reader;
     oasiskv_reader_info info{};
     info.sealed = r.sealed() ? 1 : 0;
@@ -69,17 +67,11 @@ int oasiskv_reader_info_get(oasiskv_reader* reader, oasiskv_reader_info* out) {
 }
 
 int oasiskv_reader_health(oasiskv_reader* reader) {
-  return Guard([&]() -> absl::Status {
-    if (reader == nullptr) return NullArgument("reader");
-    return reader->reader->Health();
-  });
+  return With("reader", reader, [&] { return reader->reader->Health(); });
 }
 
 int oasiskv_reader_release(oasiskv_reader* reader) {
-  return Guard([&]() -> absl::Status {
-    if (reader == nullptr) return NullArgument("reader");
-    return reader->reader->Release();
-  });
+  return With("reader", reader, [&] { return reader->reader->Release(); });
 }
 
 int oasiskv_reader_fetch(oasiskv_reader* reader, const oasiskv_entry_read* entries, size_t count,
@@ -92,8 +84,7 @@ int oasiskv_reader_fetch(oasiskv_reader* reader, const oasiskv_entry_read* entri
 
 int oasiskv_reader_fetch_start(oasiskv_reader* reader, const oasiskv_entry_read* entries,
                                size_t count, uint64_t timeout_ms, oasiskv_fetch** out) {
-  return Guard([&]() -> absl::Status {
-    if (out == nullptr) return NullArgument("out");
+  return With("out", out, [&]() -> absl::Status {
     OASISKV_ASSIGN_OR_RETURN(auto fetch, Start(reader, entries, count, timeout_ms));
     *out = new oasiskv_fetch{reader->reader, std::move(fetch)};
     return absl::OkStatus();
@@ -102,8 +93,7 @@ int oasiskv_reader_fetch_start(oasiskv_reader* reader, const oasiskv_entry_read*
 
 int oasiskv_reader_fetch_layers(oasiskv_reader* reader, uint32_t block, uint32_t first_layer,
                                 uint32_t layers, void* into, uint64_t timeout_ms) {
-  return Guard([&]() -> absl::Status {
-    if (reader == nullptr) return NullArgument("reader");
+  return With("reader", reader, [&]() -> absl::Status {
     if (into == nullptr) return NullArgument("into");
     const LayerRead read{BlockIndex(block), LayerIndex(first_layer), layers,
                          static_cast<std::byte*>(into)};
@@ -113,8 +103,7 @@ int oasiskv_reader_fetch_layers(oasiskv_reader* reader, uint32_t block, uint32_t
 
 int oasiskv_reader_fetch_summaries(oasiskv_reader* reader, uint32_t first_block, uint32_t blocks,
                                    void* into, uint64_t timeout_ms) {
-  return Guard([&]() -> absl::Status {
-    if (reader == nullptr) return NullArgument("reader");
+  return With("reader", reader, [&]() -> absl::Status {
     if (into == nullptr) return NullArgument("into");
     return reader->reader->FetchSummaries(BlockIndex(first_block), blocks,
                                           static_cast<std::byte*>(into),
@@ -125,8 +114,7 @@ int oasiskv_reader_fetch_summaries(oasiskv_reader* reader, uint32_t first_block,
 int oasiskv_reader_fetch_topk(oasiskv_reader* reader, uint32_t layer, uint32_t head,
                               const int32_t* blocks, size_t count, void* into, int64_t stride,
                               uint64_t timeout_ms) {
-  return Guard([&]() -> absl::Status {
-    if (reader == nullptr) return NullArgument("reader");
+  return With("reader", reader, [&]() -> absl::Status {
     if (blocks == nullptr && count != 0) return NullArgument("blocks");
     if (into == nullptr) return NullArgument("into");
     return reader->reader->FetchTopK(LayerIndex(layer), HeadIndex(head), {blocks, count},
@@ -136,8 +124,7 @@ int oasiskv_reader_fetch_topk(oasiskv_reader* reader, uint32_t layer, uint32_t h
 }
 
 int oasiskv_fetch_done(oasiskv_fetch* fetch, uint32_t* done) {
-  return Guard([&]() -> absl::Status {
-    if (fetch == nullptr) return NullArgument("fetch");
+  return With("fetch", fetch, [&]() -> absl::Status {
     if (done == nullptr) return NullArgument("done");
     *done = fetch->fetch->Done() ? 1 : 0;
     return absl::OkStatus();
@@ -145,15 +132,11 @@ int oasiskv_fetch_done(oasiskv_fetch* fetch, uint32_t* done) {
 }
 
 int oasiskv_fetch_wait(oasiskv_fetch* fetch) {
-  return Guard([&]() -> absl::Status {
-    if (fetch == nullptr) return NullArgument("fetch");
-    return fetch->fetch->Wait();
-  });
+  return With("fetch", fetch, [&] { return fetch->fetch->Wait(); });
 }
 
 int oasiskv_fetch_cancel(oasiskv_fetch* fetch) {
-  return Guard([&]() -> absl::Status {
-    if (fetch == nullptr) return NullArgument("fetch");
+  return With("fetch", fetch, [&]() -> absl::Status {
     fetch->fetch->Cancel();
     return absl::OkStatus();
   });

@@ -36,17 +36,14 @@ int oasiskv_source_make(oasiskv_reader* const* readers, size_t count,
       if (readers[i] == nullptr) return NullArgument("readers[" + std::to_string(i) + "]");
       parts.push_back({readers[i]->reader});
     }
-    OASISKV_ASSIGN_OR_RETURN(auto source, MakeSequenceSource(std::move(parts), o));
-    *out = new oasiskv_source{std::move(source)};
-    return absl::OkStatus();
+    return Give(MakeSequenceSource(std::move(parts), o), out);
   });
 }
 
 void oasiskv_source_free(oasiskv_source* source) { Free(source); }
 
 int oasiskv_source_stats_get(oasiskv_source* source, oasiskv_source_stats* out) {
-  return Guard([&]() -> absl::Status {
-    if (source == nullptr) return NullArgument("source");
+  return With("source", source, [&]() -> absl::Status {
     const SourceStats s = source->source->Stats();
     return WriteStruct(
         oasiskv_source_stats{sizeof(oasiskv_source_stats), s.remote_bytes, s.remote_entries,
@@ -57,21 +54,17 @@ int oasiskv_source_stats_get(oasiskv_source* source, oasiskv_source_stats* out) 
 
 int oasiskv_working_set_create(const oasiskv_working_set_options* options,
                                oasiskv_working_set** out) {
-  return Guard([&]() -> absl::Status {
-    if (out == nullptr) return NullArgument("out");
+  return With("out", out, [&]() -> absl::Status {
     OASISKV_ASSIGN_OR_RETURN(const WorkingSetOptions o, ToWorkingSetOptions(options));
     NoteFirstHandle();
-    OASISKV_ASSIGN_OR_RETURN(auto ws, WorkingSet::Create(o));
-    *out = new oasiskv_working_set{std::move(ws)};
-    return absl::OkStatus();
+    return Give(WorkingSet::Create(o), out);
   });
 }
 
 void oasiskv_working_set_free(oasiskv_working_set* ws) { Free(ws); }
 
 int oasiskv_working_set_admit(oasiskv_working_set* ws, oasiskv_source* source, uint32_t* slot) {
-  return Guard([&]() -> absl::Status {
-    if (ws == nullptr) return NullArgument("ws");
+  return With("ws", ws, [&]() -> absl::Status {
     if (source == nullptr) return NullArgument("source");
     if (slot == nullptr) return NullArgument("slot");
     OASISKV_ASSIGN_OR_RETURN(RequestSlot s, ws->ws->Admit(source->source));
@@ -81,10 +74,7 @@ int oasiskv_working_set_admit(oasiskv_working_set* ws, oasiskv_source* source, u
 }
 
 int oasiskv_working_set_leave(oasiskv_working_set* ws, uint32_t slot) {
-  return Guard([&]() -> absl::Status {
-    if (ws == nullptr) return NullArgument("ws");
-    return ws->ws->Leave(RequestSlot(slot));
-  });
+  return With("ws", ws, [&] { return ws->ws->Leave(RequestSlot(slot)); });
 }
 
 int oasiskv_working_set_append(oasiskv_working_set* ws, uint32_t layer, const uint32_t* slots,
@@ -153,8 +143,7 @@ int oasiskv_working_set_sample_agreement(oasiskv_working_set* ws, uint32_t layer
 
 int oasiskv_working_set_view(oasiskv_working_set* ws, uint32_t layer, uint32_t slot,
                              oasiskv_resident_view* out) {
-  return Guard([&]() -> absl::Status {
-    if (ws == nullptr) return NullArgument("ws");
+  return With("ws", ws, [&]() -> absl::Status {
     OASISKV_ASSIGN_OR_RETURN(ResidentView v, ws->ws->View(LayerIndex(layer), RequestSlot(slot)));
     return WriteStruct(oasiskv_resident_view{sizeof(oasiskv_resident_view), v.pages, v.map,
                                              v.local_tokens, v.local_block.value()},
@@ -163,8 +152,7 @@ int oasiskv_working_set_view(oasiskv_working_set* ws, uint32_t layer, uint32_t s
 }
 
 int oasiskv_working_set_fetch_cap(oasiskv_working_set* ws, uint32_t* out) {
-  return Guard([&]() -> absl::Status {
-    if (ws == nullptr) return NullArgument("ws");
+  return With("ws", ws, [&]() -> absl::Status {
     if (out == nullptr) return NullArgument("out");
     *out = ws->ws->fetch_cap();
     return absl::OkStatus();
@@ -172,8 +160,5 @@ int oasiskv_working_set_fetch_cap(oasiskv_working_set* ws, uint32_t* out) {
 }
 
 int oasiskv_working_set_stats_get(oasiskv_working_set* ws, oasiskv_working_set_stats* out) {
-  return Guard([&]() -> absl::Status {
-    if (ws == nullptr) return NullArgument("ws");
-    return WriteStruct(FromStats(ws->ws->Stats()), "out", out);
-  });
+  return With("ws", ws, [&] { return WriteStruct(FromStats(ws->ws->Stats()), "out", out); });
 }

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "client/connection/client_impl.h"
+#include "client/connection/core.h"
 #include "common/status_macros.h"
 
 namespace oasiskv {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -101,3 +102,16 @@ absl::Status ExplainEnd(const absl::Status& status, BatchDeadline deadline, cons
                         const Session& session);
 
 }  // namespace oasiskv::client
+
+namespace oasiskv {
+
+// What stands behind Client, for the files that define its calls by subject.
+//
+// Thread contract: safe for concurrent use.
+class Client::Impl {
+ public:
+  explicit Impl(std::shared_ptr<client::Core> made) : core(std::move(made)) {}
+  const std::shared_ptr<client::Core> core;
+};
+
+}  // namespace oasiskv

@@ -5,12 +5,47 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "client/connection/control_plane.h"
+#include "common/fabric/fabric.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
 namespace oasiskv::client {
 namespace {
+
+// Whoever says goodbye waits no longer for a daemon that does not answer.
+constexpr Duration kGoodbye = std::chrono::seconds(1);
+
+// Thread contract: safe for concurrent use.
+//
+// The control plane of the data connections of one fabric to one daemon, over the control channel.
+class RpcControlPlane : public fabric::ControlPlane {
+ public:
+  // `timeout` of each call.
+  RpcControlPlane(std::shared_ptr<ControlChannel> channel, std::string fabric, Duration timeout)
+      : channel_(std::move(channel)), fabric_(std::move(fabric)), timeout_(timeout) {}
+
+  absl::StatusOr<std::string> Accept(const std::string& hello) override {
+    return channel_->ConnectFabric(fabric_, hello, timeout_);
+  }
+  // A fence or a goodbye that is lost costs the daemon some patience and nothing else: it ends the
+  // connection by itself.
+  void Fence(ConnectionId connection, GrantId grant) override {
+    Log(channel_->FenceWriter(fabric_, connection, grant, timeout_));
+  }
+  void Close(ConnectionId connection) override {
+    Log(channel_->DisconnectFabric(fabric_, connection, std::min(timeout_, kGoodbye)));
+  }
+
+ private:
+  static void Log(const absl::Status& failure) {
+    if (!failure.ok()) LogDebug("client", failure.message());
+  }
+
+  const std::shared_ptr<ControlChannel> channel_;
+  const std::string fabric_;
+  const Duration timeout_;
+};
 
 fabric::FabricOptions FabricOptionsOf(const ClientOptions& options) {
   fabric::FabricOptions out;

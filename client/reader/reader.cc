@@ -1,13 +1,18 @@
 #include "oasiskv/reader.h"
 
 #include <algorithm>
+#include <memory>
+#include <span>
+#include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "client/connection/client_impl.h"
-#include "client/reader/reader_impl.h"
+#include "client/connection/core.h"
+#include "client/reader/fetch.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
@@ -58,7 +63,97 @@ std::vector<uint32_t> ChecksumsToVerify(const client::Core& core, const Geometry
   return attached.checksums;
 }
 
+// Which (layer, block) of an attached sequence may be read.
+//
+// Thread contract: immutable after construction; safe for concurrent use.
+//
+// A sealed sequence is committed whole and takes no memory here; else it takes one bit per (block, layer).
+class CommittedSet {
+ public:
+  static CommittedSet Everything() { return CommittedSet(); }
+  // Runs that reach beyond the shape are cut to it.
+  CommittedSet(uint32_t layers, uint32_t blocks, std::span<const client::LayerBlocks> runs)
+      : everything_(false), layers_(layers), bits_(uint64_t{layers} * blocks, false) {
+    for (const client::LayerBlocks& run : runs) {
+      for (uint64_t b = run.first_block;
+           b < uint64_t{run.first_block} + run.block_count && b < blocks; ++b) {
+        for (uint64_t l = run.first_layer;
+             l < uint64_t{run.first_layer} + run.layer_count && l < layers; ++l) {
+          bits_[b * layers + l] = true;
+        }
+      }
+    }
+  }
+
+  // Pre-condition: layer and block lie inside the shape.
+  bool Has(uint32_t layer, uint32_t block) const {
+    return everything_ || bits_[uint64_t{block} * layers_ + layer];
+  }
+
+ private:
+  CommittedSet() = default;
+
+  bool everything_ = true;
+  uint32_t layers_ = 0;
+  std::vector<bool> bits_;
+};
+
 }  // namespace
+
+// Thread contract: safe for concurrent use.
+class Reader::Impl {
+ public:
+  Impl(const std::shared_ptr<client::Core>& core, const std::shared_ptr<client::Session>& session,
+       std::shared_ptr<client::GrantState> grant, const ReaderSpec& spec,
+       client::Attached attached);
+
+  std::unique_ptr<PendingFetch> FetchEntries(std::span<const EntryRead> entries,
+                                             TimePoint deadline);
+  std::unique_ptr<PendingFetch> FetchLayers(std::span<const LayerRead> layers, TimePoint deadline);
+  absl::Status FetchSummaries(BlockIndex first, uint32_t count, std::byte* into,
+                              TimePoint deadline);
+  absl::Status FetchTopK(LayerIndex layer, HeadIndex head, std::span<const int32_t> list,
+                         std::byte* into, int64_t stride, TimePoint deadline);
+  absl::StatusOr<RegisteredBuffer> RegisterBuffer(std::span<std::byte> memory) const {
+    return client::RegisterBuffer(right_->core, memory);
+  }
+  absl::StatusOr<LocalFrames> Frames() const;
+  absl::Status Release();
+  absl::Status Health() const { return right_->Check(); }
+  TimePoint DefaultDeadline() const;
+
+  // Constant after construction.
+  const Geometry geometry;
+  const uint32_t first_head, head_count;
+  const bool sealed;
+  const uint64_t token_count;
+  const uint32_t blocks;
+  const CommittedSet committed;
+  const uint32_t first_topk_k;
+  const std::vector<int32_t> first_topk;
+  const std::string blob;
+  const bool local;  // the connection's Local works
+
+ private:
+  // OUT_OF_RANGE, FOREIGN, NOT_COMMITTED, in that order; `what` names the item.
+  absl::Status CheckItem(const char* list, size_t index, uint32_t block, uint32_t layer,
+                         uint32_t head, const std::byte* into) const;
+  void AddEntryCheck(client::FetchPlan* plan, size_t index, uint32_t block, uint32_t layer,
+                     uint32_t head, std::byte* at) const;
+  std::unique_ptr<PendingFetch> Start(client::FetchPlan plan, TimePoint deadline);
+  std::unique_ptr<PendingFetch> Fail(const absl::Status& error);
+  std::unique_ptr<PendingFetch> Track(std::shared_ptr<client::FetchState> state);
+  // A released, dead or expired reader says so before it looks at what is asked of it.
+  absl::Status Usable() const { return right_->Check(); }
+
+  const std::shared_ptr<client::ReadRight> right_;
+  const std::vector<uint32_t> checksums_;  // [block][layer][head of the shard]; empty: not verified
+
+  Mutex mutex_;
+  // Fetches that may be in flight, for Release; swept when it has doubled.
+  std::vector<std::weak_ptr<client::FetchState>> in_flight_ ABSL_GUARDED_BY(mutex_);
+  size_t sweep_at_ ABSL_GUARDED_BY(mutex_) = 64;
+};
 
 Reader::Impl::Impl(const std::shared_ptr<client::Core>& core,
                    const std::shared_ptr<client::Session>& session,
@@ -70,9 +165,8 @@ Reader::Impl::Impl(const std::shared_ptr<client::Core>& core,
       sealed(attached.sealed),
       token_count(attached.token_count),
       blocks(static_cast<uint32_t>(attached.grant.frames.size())),
-      committed(attached.sealed
-                    ? client::CommittedSet::Everything()
-                    : client::CommittedSet(geometry.layers, blocks, attached.committed)),
+      committed(attached.sealed ? CommittedSet::Everything()
+                                : CommittedSet(geometry.layers, blocks, attached.committed)),
       first_topk_k(attached.first_topk_k),
       first_topk(std::move(attached.first_topk)),
       blob(std::move(attached.blob)),
@@ -84,42 +178,6 @@ Reader::TimePoint Reader::Impl::DefaultDeadline() const {
   return Clock::Real().Now() + right_->core->options().read_timeout;
 }
 
-absl::Status Reader::Impl::CheckBlock(const std::string& what, uint32_t block) const {
-  if (block < blocks) return absl::OkStatus();
-  return MakeError(ErrorCode::kOutOfRange,
-                   absl::StrFormat("%s: block %d; the sequence has %d", what, block, blocks));
-}
-
-absl::Status Reader::Impl::CheckLayer(const std::string& what, uint64_t layer) const {
-  if (layer < geometry.layers) return absl::OkStatus();
-  return MakeError(ErrorCode::kOutOfRange, absl::StrFormat("%s: layer %d; the geometry has %d",
-                                                           what, layer, geometry.layers));
-}
-
-absl::Status Reader::Impl::CheckHead(const std::string& what, uint32_t head) const {
-  if (head >= geometry.kv_heads) {
-    return MakeError(ErrorCode::kOutOfRange, absl::StrFormat("%s: head %d; the shard has %d", what,
-                                                             head, geometry.kv_heads));
-  }
-  if (head < first_head || head - first_head >= head_count) {
-    return MakeError(
-        ErrorCode::kForeign,
-        absl::StrFormat("%s: head %d is not attached; this reader holds heads %d to %d "
-                        "of the shard",
-                        what, head, first_head, first_head + head_count - 1));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Reader::Impl::CheckCommitted(const std::string& what, uint32_t layer,
-                                          uint32_t block) const {
-  if (committed.Has(layer, block)) return absl::OkStatus();
-  return MakeError(ErrorCode::kNotCommitted,
-                   absl::StrFormat("%s: layer %d of block %d was not committed when this reader "
-                                   "attached; attach again later or with wait_for_seal",
-                                   what, layer, block));
-}
-
 absl::Status Reader::Impl::CheckItem(const char* list, size_t index, uint32_t block, uint32_t layer,
                                      uint32_t head, const std::byte* into) const {
   // The text is made only when something is wrong: a batch may have 100,000 items.
@@ -129,10 +187,31 @@ absl::Status Reader::Impl::CheckItem(const char* list, size_t index, uint32_t bl
   }
   const std::string what =
       absl::StrFormat("%s[%d] (block %d, layer %d, head %d)", list, index, block, layer, head);
-  OASISKV_RETURN_IF_ERROR(CheckBlock(what, block));
-  OASISKV_RETURN_IF_ERROR(CheckLayer(what, layer));
-  OASISKV_RETURN_IF_ERROR(CheckHead(what, head));
-  OASISKV_RETURN_IF_ERROR(CheckCommitted(what, layer, block));
+  const auto out_of_range = [&what](const auto& text) {
+    return MakeError(ErrorCode::kOutOfRange, absl::StrCat(what, ": ", text));
+  };
+  if (block >= blocks) {
+    return out_of_range(absl::StrFormat("block %d; the sequence has %d", block, blocks));
+  }
+  if (layer >= geometry.layers) {
+    return out_of_range(absl::StrFormat("layer %d; the geometry has %d", layer, geometry.layers));
+  }
+  if (head >= geometry.kv_heads) {
+    return out_of_range(absl::StrFormat("head %d; the shard has %d", head, geometry.kv_heads));
+  }
+  if (head < first_head || head - first_head >= head_count) {
+    return MakeError(
+        ErrorCode::kForeign,
+        absl::StrFormat("%s: head %d is not attached; this reader holds heads %d to %d "
+                        "of the shard",
+                        what, head, first_head, first_head + head_count - 1));
+  }
+  if (!committed.Has(layer, block)) {
+    return MakeError(ErrorCode::kNotCommitted,
+                     absl::StrFormat("%s: layer %d of block %d was not committed when this reader "
+                                     "attached; attach again later or with wait_for_seal",
+                                     what, layer, block));
+  }
   return MakeError(ErrorCode::kInvalidArgument, absl::StrCat(what, ": `into` is null"));
 }
 

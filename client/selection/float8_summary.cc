@@ -1,9 +1,8 @@
-#include "client/selection/float8_summary.h"
-
 #include <array>
 #include <cstring>
 
 #include "client/selection/float8.h"
+#include "client/selection/summary.h"
 
 namespace oasiskv {
 namespace {

@@ -1,4 +1,5 @@
-// How promising a block is for a query, from its key summary alone.
+// How promising a block is for a query, from its key summary alone; the best blocks, in an order
+// that depends on nothing but the scores.
 #pragma once
 
 #include <cstddef>
@@ -47,5 +48,11 @@ bool ScoreKernelSupported(ScoreKernel kernel);  // by this processor
 // Pre-condition: supported.
 void ScoreBlocksWith(ScoreKernel kernel, const ScoreInput& input, float* scores,
                      std::vector<float>& scratch);
+
+// Indices of the k highest of scores[0..n) into out[0..k), best first: ties (0.0 and -0.0 are one)
+// by lower index, NaN after every number. Where n < k the rest of `out` is -1. Returns min(n, k).
+// `scratch` is working memory that a caller keeps to save allocations.
+uint32_t TopK(const float* scores, uint32_t n, uint32_t k, int32_t* out,
+              std::vector<uint64_t>& scratch);
 
 }  // namespace oasiskv

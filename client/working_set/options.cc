@@ -1,5 +1,6 @@
 #include "client/working_set/options.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -82,6 +83,29 @@ absl::Status CheckSource(const WorkingSetOptions& options, const EntrySource* so
                                      tokens, options.max_blocks, fits));
   }
   return absl::OkStatus();
+}
+
+EntrySource::TimePoint AdmissionDeadline(const WorkingSetOptions& options) {
+  return std::chrono::steady_clock::now() +
+         std::max<std::chrono::nanoseconds>(options.late_deadline, std::chrono::seconds(30));
+}
+
+void AddStats(const WorkingSetStats& from, WorkingSetStats* to) {
+  to->steps += from.steps;
+  to->predicted += from.predicted;
+  to->hit += from.hit;
+  to->admitted += from.admitted;
+  to->promoted += from.promoted;
+  to->refused_by_cap += from.refused_by_cap;
+  to->late += from.late;
+  to->skipped += from.skipped;
+  to->degraded += from.degraded;
+  to->demanded += from.demanded;
+  to->bytes_moved += from.bytes_moved;
+  to->bytes_used += from.bytes_used;
+  to->admission_bytes += from.admission_bytes;
+  to->agreement_samples += from.agreement_samples;
+  to->agreement_sum += from.agreement_sum;
 }
 
 }  // namespace oasiskv

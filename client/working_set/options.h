@@ -1,9 +1,10 @@
-// What every backend checks and derives from a working set's options.
+// What every backend checks and derives from a working set's options, and the sum of its counters.
 #pragma once
 
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "oasiskv/sequence_source.h"
 #include "oasiskv/working_set.h"
 
 namespace oasiskv {
@@ -19,5 +20,10 @@ uint32_t FetchCap(const WorkingSetOptions& options);
 
 // INVALID_ARGUMENT, GEOMETRY_MISMATCH or CAPACITY unless `source` fits into a slot.
 absl::Status CheckSource(const WorkingSetOptions& options, const EntrySource* source);
+
+// Of each read of an admission: the longer of late_deadline and 30 s from now.
+EntrySource::TimePoint AdmissionDeadline(const WorkingSetOptions& options);
+
+void AddStats(const WorkingSetStats& from, WorkingSetStats* to);
 
 }  // namespace oasiskv

@@ -1,7 +1,6 @@
 // The local block: tokens that enter it, its summary, and its way back into host memory.
 #include <gmock/gmock.h>
 
-#include "client/selection/float8_summary.h"
 #include "client/selection/summary.h"
 #include "tests/gpu/transfer_rig.h"
 

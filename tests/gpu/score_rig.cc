@@ -8,10 +8,8 @@
 #include <sstream>
 
 #include "client/selection/element.h"
-#include "client/selection/float8_summary.h"
 #include "client/selection/score.h"
 #include "client/selection/summary.h"
-#include "client/selection/topk.h"
 #include "tests/support/narrow.h"
 
 namespace oasiskv::gpu_test {
@@ -210,6 +208,7 @@ void ScoreRig::ForgetPredicted() {
 std::vector<int32_t> ScoreRig::Expected(bool full_local) const {
   std::vector<int32_t> out(predicted.host.size(), kUntouched);
   std::vector<float> scores(shape.max_blocks), scratch;
+  std::vector<uint64_t> order;
   const uint32_t count = std::min(row_count.host[0], options_.max_rows);
   for (uint32_t row = 0; row < count; ++row) {
     const uint32_t slot = row_slots.host[row];
@@ -236,7 +235,7 @@ std::vector<int32_t> ScoreRig::Expected(bool full_local) const {
       in.combine = options_.combine;
       in.bound_weight = options_.bound_weight;
       ScoreBlocks(in, scores.data(), scratch);
-      TopK(scores.data(), blocks, shape.resident, out.data() + list * shape.resident);
+      TopK(scores.data(), blocks, shape.resident, out.data() + list * shape.resident, order);
     }
   }
   return out;

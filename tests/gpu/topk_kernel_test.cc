@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "client/selection/float8.h"
-#include "client/selection/float8_summary.h"
 #include "client/selection/summary.h"
 #include "tests/gpu/score_rig.h"
 

@@ -5,7 +5,7 @@ import ctypes
 from oasiskv import native
 from oasiskv.geometry import Geometry, Identity
 from oasiskv.memory import address_of
-from oasiskv.native import Handle, call, milliseconds, text
+from oasiskv.native import Handle, call, get, milliseconds, text
 from oasiskv.producer import Producer
 from oasiskv.reader import Reader
 
@@ -25,9 +25,7 @@ class Buffer(Handle):
     @property
     def direct(self) -> bool:
         """Whether, over the present connection, fetches land in it without a copy."""
-        out = ctypes.c_uint32()
-        call("buffer_direct", self, ctypes.byref(out))
-        return bool(out.value)
+        return bool(get(ctypes.c_uint32, "buffer_direct", self).value)
 
     def close(self) -> None:
         super().close()
@@ -50,7 +48,6 @@ class Client(Handle):
                  read_timeout: float = 0, lease: float = 0, verify_checksums: bool = False,
                  verbs_device: str = "", verbs_port: int = 0, verbs_gid_index: int = -1,
                  verbs_peer_timeout: float = 0):
-        out = ctypes.c_void_p()
         options = native.CClientOptions(
             address=text(address, "address"), fabric=text(fabric, "fabric"),
             rpc_timeout_ms=milliseconds(rpc_timeout, "rpc_timeout"),
@@ -60,8 +57,7 @@ class Client(Handle):
             verbs_gid_given=int(verbs_gid_index >= 0), verbs_gid_index=max(0, verbs_gid_index),
             verbs_peer_timeout_ms=milliseconds(verbs_peer_timeout, "verbs_peer_timeout"),
         )
-        call("client_connect", ctypes.byref(options), ctypes.byref(out))
-        super().__init__(out)
+        super().__init__(get(ctypes.c_void_p, "client_connect", ctypes.byref(options)))
 
     def open(self, name: str, identity: Identity, geometry: Geometry, blocks: int = 0, *, checksums: bool = False,
              lease: float = 0) -> Producer:
@@ -69,13 +65,11 @@ class Client(Handle):
 
         Raises AlreadyExists, Capacity, Draining, InvalidArgument, PeerLost.
         """
-        out = ctypes.c_void_p()
         spec = native.CProducerSpec(
             name=text(name, "name"), identity=ctypes.pointer(identity.to_c()), geometry=ctypes.pointer(geometry.to_c()),
             blocks=blocks, checksums=int(checksums), lease_ms=milliseconds(lease, "lease"),
         )
-        call("producer_open", self, ctypes.byref(spec), ctypes.byref(out))
-        return Producer(out, geometry)
+        return Producer(get(ctypes.c_void_p, "producer_open", self, ctypes.byref(spec)), geometry)
 
     def attach(self, name: str, identity: Identity, geometry: Geometry, *, first_head: int = 0, head_count: int = 0,
                lease: float = 0, wait_for_seal: float = 0) -> Reader:
@@ -85,27 +79,22 @@ class Client(Handle):
         also while it is written. Raises NotFound, NotSealed, GeometryMismatch, IdentityMismatch, OutOfRange, Capacity,
         WrongState, PeerLost.
         """
-        out = ctypes.c_void_p()
         spec = native.CReaderSpec(
             name=text(name, "name"), identity=ctypes.pointer(identity.to_c()), geometry=ctypes.pointer(geometry.to_c()),
             first_head=first_head, head_count=head_count, lease_ms=milliseconds(lease, "lease"),
             wait_for_seal_ms=milliseconds(wait_for_seal, "wait_for_seal"),
         )
-        call("reader_attach", self, ctypes.byref(spec), ctypes.byref(out))
-        return Reader(out, geometry)
+        return Reader(get(ctypes.c_void_p, "reader_attach", self, ctypes.byref(spec)), geometry)
 
     def release_sequence(self, name: str, identity: Identity) -> bool:
         """Ends the sequence: no new attach; frames are freed when the last reader is gone. False: there was none."""
-        released = ctypes.c_uint32()
-        call("client_release_sequence", self, text(name, "name"), ctypes.byref(identity.to_c()), ctypes.byref(released))
-        return released.value > 0
+        return get(ctypes.c_uint32, "client_release_sequence", self, text(name, "name"),
+                   ctypes.byref(identity.to_c())).value > 0
 
     def abort(self, name: str, identity: Identity, reason: str = "") -> int:
         """Throws the sequence away: revokes all its grants at once, and returns their number."""
-        revoked = ctypes.c_uint32()
-        call("client_abort", self, text(name, "name"), ctypes.byref(identity.to_c()), text(reason, "reason"),
-             ctypes.byref(revoked))
-        return revoked.value
+        return get(ctypes.c_uint32, "client_abort", self, text(name, "name"), ctypes.byref(identity.to_c()),
+                   text(reason, "reason")).value
 
     def register_buffer(self, memory, nbytes: int = 0) -> Buffer:
         """With verbs, fetches into `memory` then need no copy; with the other fabrics it does nothing.
@@ -115,8 +104,7 @@ class Client(Handle):
         """
         if not isinstance(memory, int):
             nbytes = nbytes or memoryview(memory).nbytes
-        out = ctypes.c_void_p()
-        call("buffer_register", self, address_of(memory, nbytes, True, "memory"), nbytes, ctypes.byref(out))
+        out = get(ctypes.c_void_p, "buffer_register", self, address_of(memory, nbytes, True, "memory"), nbytes)
         return Buffer(out, memory)
 
     def health(self) -> None:
@@ -131,6 +119,4 @@ class Client(Handle):
 
     def stats(self) -> dict:
         """Counters since the client was made; oasiskv_client_stats in oasiskv.h has their names."""
-        out = native.CClientStats()
-        call("client_stats_get", self, ctypes.byref(out))
-        return out.as_dict()
+        return get(native.CClientStats, "client_stats_get", self).as_dict()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oasiskv.native import CGeometry, CIdentity, CLayout, call, text
+from oasiskv.native import CGeometry, CIdentity, CLayout, get, text
 
 
 class ElementType(enum.IntEnum):
@@ -62,9 +62,7 @@ class Geometry:
         )
 
     def _layout(self) -> CLayout:
-        out = CLayout()
-        call("geometry_layout", ctypes.byref(self.to_c()), ctypes.byref(out))
-        return out
+        return get(CLayout, "geometry_layout", ctypes.byref(self.to_c()))
 
     @property
     def dtype(self) -> np.dtype:

@@ -10,7 +10,7 @@ from oasiskv import native
 from oasiskv.device import DeviceArray, address, device_array, stream_handle
 from oasiskv.geometry import Geometry, Packing
 from oasiskv.memory import whole_numbers
-from oasiskv.native import Handle, call
+from oasiskv.native import Handle, call, get
 from oasiskv.working_set import Source, options_to_c
 
 
@@ -102,35 +102,28 @@ class GpuWorkingSet(Handle):
                 raise ValueError(f"pages has {len(pages)} layers; the geometry has {geometry.layers}")
             given = (native.CGpuPages * len(pages))(*(_pages_to_c(p) for p in pages))
         self._pages = pages
-        out = ctypes.c_void_p()
-        call("gpu_working_set_create", ctypes.byref(native.CGpuWorkingSetOptions(
+        super().__init__(get(ctypes.c_void_p, "gpu_working_set_create", ctypes.byref(native.CGpuWorkingSetOptions(
             base=ctypes.pointer(base), device=device, max_rows=max_rows, max_new_tokens=max_new_tokens,
             pages=None if given is None else ctypes.cast(given, ctypes.POINTER(native.CGpuPages)),
             gather_ctas=gather_ctas, gather_threads=gather_threads, priority=priority, local_only=int(local_only),
-            max_host_bytes=max_host_bytes, predict_processors=predict_processors)), ctypes.byref(out))
-        super().__init__(out)
+            max_host_bytes=max_host_bytes, predict_processors=predict_processors))))
         self.max_rows = max_rows or self.max_requests
 
     @property
     def fetch_cap(self) -> int:
         """Blocks that may change per head, layer and step."""
-        out = ctypes.c_uint32()
-        call("gpu_working_set_fetch_cap", self, ctypes.byref(out))
-        return out.value
+        return get(ctypes.c_uint32, "gpu_working_set_fetch_cap", self).value
 
     @property
     def foreground(self) -> tuple[int | None, int]:
         """(stream handle, count) of the multiprocessors that `predict_processors` leaves to the step; without that option
         (None, all of the device's). torch.cuda.ExternalStream takes the handle; it lives as long as this object."""
-        out = native.CGpuForeground()
-        call("gpu_working_set_foreground_get", self, ctypes.byref(out))
+        out = get(native.CGpuForeground, "gpu_working_set_foreground_get", self)
         return out.stream, out.processors
 
     def admit(self, source: Source) -> int:
         """As WorkingSet.admit; waits for its work, beside running steps."""
-        slot = ctypes.c_uint32()
-        call("gpu_working_set_admit", self, source, ctypes.byref(slot))
-        return slot.value
+        return get(ctypes.c_uint32, "gpu_working_set_admit", self, source).value
 
     def leave(self, slot: int) -> None:
         """Waits for what is enqueued on the step's stream, then frees the slot."""
@@ -176,9 +169,8 @@ class GpuWorkingSet(Handle):
     def resolve(self, layer: int, queries, policy: Miss = Miss.DEMAND, stream=None,
                 query_type: QueryType = None) -> Resolved:
         """Exact mode: the true top-K of these queries, before attention. Valid until the next resolve."""
-        out = native.CGpuResolved()
-        call("gpu_working_set_resolve", self, layer, *self._queries(queries, query_type), policy,
-             stream_handle(stream), ctypes.byref(out))
+        out = get(native.CGpuResolved, "gpu_working_set_resolve", self, layer, *self._queries(queries, query_type),
+                  policy, stream_handle(stream))
         lists = (self.geometry.kv_heads, self.resident_blocks)
         return Resolved(DeviceArray(out.blocks, (self.max_requests, *lists), "i", 4, owner=self.lease()),
                         DeviceArray(out.pages, (self.max_rows, *lists), "i", 4, owner=self.lease()),
@@ -193,26 +185,21 @@ class GpuWorkingSet(Handle):
         call("gpu_working_set_end_step", self, stream_handle(stream))
 
     def view(self, layer: int) -> LayerView:
-        out = native.CGpuLayerView()
-        call("gpu_working_set_view", self, layer, ctypes.byref(out))
+        out = get(native.CGpuLayerView, "gpu_working_set_view", self, layer)
         shape = (self.max_requests, self.geometry.kv_heads, self.resident_blocks)
         return LayerView(out.pages, DeviceArray(out.map, shape, "i", 4, owner=self.lease()),
                          DeviceArray(out.predicted, shape, "i", 4, owner=self.lease()), out.state)
 
     def rows(self) -> DeviceArray:
         """int32 [max_rows] request slots of the step's rows, at a fixed address."""
-        out = native.CGpuRows()
-        call("gpu_working_set_rows_get", self, ctypes.byref(out))
+        out = get(native.CGpuRows, "gpu_working_set_rows_get", self)
         return DeviceArray(out.slots, (out.max_rows,), "i", 4, owner=self.lease())
 
     def stats(self, slot: int = None) -> dict:
         """Counters over all requests, or of one; oasiskv_working_set_stats in oasiskv.h has their names."""
-        out = native.CWorkingSetStats()
         if slot is None:
-            call("gpu_working_set_stats_get", self, ctypes.byref(out))
-        else:
-            call("gpu_working_set_request_stats_get", self, slot, ctypes.byref(out))
-        return out.as_dict()
+            return get(native.CWorkingSetStats, "gpu_working_set_stats_get", self).as_dict()
+        return get(native.CWorkingSetStats, "gpu_working_set_request_stats_get", self, slot).as_dict()
 
     def check(self) -> None:
         """Raises the first error on the GPU or of a remote source since clear_error()."""

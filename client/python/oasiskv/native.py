@@ -170,8 +170,6 @@ CResidentView = _struct(
 )
 
 
-
-
 class CGpuPages(ctypes.Structure):
     _fields_ = [("k", c_void_p), ("v", c_void_p), ("page_stride", c_int64), ("head_stride", c_int64),
                 ("token_stride", c_int64), ("table", c_void_p)]
@@ -329,6 +327,13 @@ def call(name: str, *args) -> None:
         code = function(*args)
         if code != 0:
             raise error_for(code, _lib.oasiskv_last_error().decode(errors="replace"))
+
+
+def get(kind, name: str, *args):
+    """What oasiskv_<name> gives through its last argument, which points at a `kind`."""
+    out = kind()
+    call(name, *args, ctypes.byref(out))
+    return out
 
 
 class Handle:

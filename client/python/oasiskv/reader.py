@@ -7,7 +7,7 @@ import numpy as np
 from oasiskv import native
 from oasiskv.geometry import Geometry
 from oasiskv.memory import address_of, whole_numbers
-from oasiskv.native import Handle, call, milliseconds
+from oasiskv.native import Handle, call, get, milliseconds
 
 # The C structure oasiskv_entry_read.
 ENTRY_READ = np.dtype([("block", "<u4"), ("layer", "<u4"), ("head", "<u4"), ("into", "<u8")], align=True)
@@ -24,9 +24,7 @@ class Fetch(Handle):
         self._memory = memory  # kept alive as long as the library may write to it
 
     def done(self) -> bool:
-        out = ctypes.c_uint32()
-        call("fetch_done", self, ctypes.byref(out))
-        return bool(out.value)
+        return bool(get(ctypes.c_uint32, "fetch_done", self).value)
 
     def wait(self) -> None:
         """Returns when all bytes are there and the grant was still valid after that. Raises as Reader.fetch does."""
@@ -49,8 +47,7 @@ class Reader(Handle):
     def __init__(self, pointer, geometry: Geometry):
         super().__init__(pointer)
         self.geometry = geometry
-        info = native.CReaderInfo()
-        call("reader_info_get", self, ctypes.byref(info))
+        info = get(native.CReaderInfo, "reader_info_get", self)
         self.sealed = bool(info.sealed)
         self.token_count = info.token_count
         self.blocks = info.blocks
@@ -75,8 +72,7 @@ class Reader(Handle):
     def fetch_start(self, blocks, layers, heads, into=None, timeout: float = 0):
         """Starts what fetch does, and returns (Fetch, into) at once."""
         reads, into = self._reads(blocks, layers, heads, into)
-        out = ctypes.c_void_p()
-        call("reader_fetch_start", self, reads.ctypes.data, len(reads), milliseconds(timeout), ctypes.byref(out))
+        out = get(ctypes.c_void_p, "reader_fetch_start", self, reads.ctypes.data, len(reads), milliseconds(timeout))
         return Fetch(out, into), into
 
     def fetch_layers(self, block: int, first_layer: int = 0, layers: int = 0, into=None, timeout: float = 0):

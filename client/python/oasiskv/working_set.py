@@ -10,7 +10,7 @@ import numpy as np
 from oasiskv import native
 from oasiskv.geometry import Combine, Geometry, Packing, bound_weight_to_c
 from oasiskv.memory import as_array, view_at, whole_numbers
-from oasiskv.native import Handle, call, milliseconds
+from oasiskv.native import Handle, call, get, milliseconds
 
 
 class HostCache(enum.IntEnum):
@@ -49,18 +49,14 @@ class Source(Handle):
 
     def __init__(self, *readers, host_cache: HostCache = HostCache.AUTO, host_cache_bytes: int = 0):
         options = native.CSourceOptions(host_cache=host_cache, host_cache_bytes=host_cache_bytes)
-        out = ctypes.c_void_p()
         with contextlib.ExitStack() as stack:
             pointers = [stack.enter_context(reader.in_use()) for reader in readers]
-            call("source_make", (ctypes.c_void_p * len(readers))(*pointers), len(readers), ctypes.byref(options),
-                 ctypes.byref(out))
-        super().__init__(out)
+            super().__init__(get(ctypes.c_void_p, "source_make", (ctypes.c_void_p * len(readers))(*pointers), len(readers),
+                                 ctypes.byref(options)))
 
     def stats(self) -> dict:
         """Counters: remote_bytes, remote_entries, host_hits, host_bytes, written_back."""
-        out = native.CSourceStats()
-        call("source_stats_get", self, ctypes.byref(out))
-        return out.as_dict()
+        return get(native.CSourceStats, "source_stats_get", self).as_dict()
 
 
 def options_to_c(geometry: Geometry, query_heads: int, *, resident_blocks: int = 128, fetch_ratio: float = 0.05,
@@ -120,23 +116,17 @@ class WorkingSet(Handle):
             bound_weight=bound_weight, late=late, loss=loss, late_deadline=late_deadline, max_requests=max_requests,
             max_blocks=max_blocks, summaries=summaries, ranked_blocks=ranked_blocks,
         )
-        out = ctypes.c_void_p()
-        call("working_set_create", ctypes.byref(options), ctypes.byref(out))
-        super().__init__(out)
+        super().__init__(get(ctypes.c_void_p, "working_set_create", ctypes.byref(options)))
 
     @property
     def fetch_cap(self) -> int:
         """Blocks that may change per head, layer and step."""
-        out = ctypes.c_uint32()
-        call("working_set_fetch_cap", self, ctypes.byref(out))
-        return out.value
+        return get(ctypes.c_uint32, "working_set_fetch_cap", self).value
 
     def admit(self, source: Source) -> int:
         """Pulls summaries and the first working set; returns the request's slot. Raises Capacity (no free slot, or too
         many blocks), GeometryMismatch, and what the source raises."""
-        slot = ctypes.c_uint32()
-        call("working_set_admit", self, source, ctypes.byref(slot))
-        return slot.value
+        return get(ctypes.c_uint32, "working_set_admit", self, source).value
 
     def leave(self, slot: int) -> None:
         """Ends a request: waits for its transfers and frees the slot."""
@@ -185,8 +175,7 @@ class WorkingSet(Handle):
 
     def view(self, layer: int, slot: int) -> ResidentView:
         """The pages that attention reads."""
-        out = native.CResidentView()
-        call("working_set_view", self, layer, slot, ctypes.byref(out))
+        out = get(native.CResidentView, "working_set_view", self, layer, slot)
         g, k = self.geometry, self.resident_blocks
         return ResidentView(
             pages=view_at(out.pages, (g.kv_heads, k + 1, *g.entry_shape), g.dtype, self.lease()),
@@ -197,9 +186,7 @@ class WorkingSet(Handle):
 
     def stats(self) -> dict:
         """Counters over all requests; oasiskv_working_set_stats in oasiskv.h has their names."""
-        out = native.CWorkingSetStats()
-        call("working_set_stats_get", self, ctypes.byref(out))
-        return out.as_dict()
+        return get(native.CWorkingSetStats, "working_set_stats_get", self).as_dict()
 
     def _with_queries(self, name: str, layer: int, slots, queries) -> None:
         rows = _slots(slots)

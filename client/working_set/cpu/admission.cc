@@ -1,7 +1,6 @@
 #include "client/working_set/cpu/admission.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <deque>
 #include <memory>
@@ -10,13 +9,13 @@
 
 #include "client/working_set/cpu/plan.h"
 #include "client/working_set/first_residents.h"
+#include "client/working_set/options.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
 namespace oasiskv {
 namespace {
 
-constexpr std::chrono::seconds kReadDeadline{30};
 // Keeps the link busy while pages of the next layer are listed.
 constexpr size_t kLayersInFlight = 4;
 
@@ -42,14 +41,9 @@ class Admitter {
  private:
   struct LayerRead {
     std::vector<EntryRead> reads;
-    StagingBuffer sink;  // entries that only the source's memory is to keep
+    StagingPool::Buffer sink;  // entries that only the source's memory is to keep
     std::unique_ptr<PendingFetch> pending;
   };
-
-  EntrySource::TimePoint Deadline() const {
-    return std::chrono::steady_clock::now() +
-           std::max<std::chrono::nanoseconds>(context_.options.late_deadline, kReadDeadline);
-  }
 
   absl::Status PullSummaries() {
     const uint32_t blocks = geometry_.BlocksFor(source_.token_count());
@@ -57,7 +51,7 @@ class Admitter {
     const uint64_t total = uint64_t{blocks} * geometry_.layers * geometry_.layer_summaries_bytes();
     if (total == 0) return absl::OkStatus();
     const std::unique_ptr<std::byte[]> all(new std::byte[total]);
-    if (auto s = source_.FetchSummaries(all.get(), Deadline()); !s.ok()) {
+    if (auto s = source_.FetchSummaries(all.get(), AdmissionDeadline(context_.options)); !s.ok()) {
       return Annotate(s, "fetching summaries");
     }
     bytes_ += total;
@@ -126,7 +120,7 @@ class Admitter {
     }
     const uint64_t entry = geometry_.entry_bytes();
     read.sink = staging_->Take(sunk * entry);
-    std::byte* next = read.sink.data();
+    std::byte* next = read.sink->data.get();
     for (EntryRead& one : read.reads) {
       if (one.into != nullptr) continue;
       one.into = next;
@@ -135,7 +129,10 @@ class Admitter {
     return read;
   }
 
-  absl::Status Finish(LayerRead read) {
+  // The oldest read.
+  absl::Status FinishOne(std::deque<LayerRead>* in_flight) {
+    const LayerRead read = std::move(in_flight->front());
+    in_flight->pop_front();
     if (read.pending == nullptr) {
       return MakeError(ErrorCode::kInternal, "the source began no read");
     }
@@ -149,18 +146,11 @@ class Admitter {
     for (LayerState& state : states_) {
       LayerRead read = ListLayer(state);
       if (read.reads.empty()) continue;
-      read.pending = source_.Fetch(read.reads, Deadline());
+      read.pending = source_.Fetch(read.reads, AdmissionDeadline(context_.options));
       in_flight.push_back(std::move(read));
-      if (in_flight.size() < kLayersInFlight) continue;
-      LayerRead oldest = std::move(in_flight.front());
-      in_flight.pop_front();
-      OASISKV_RETURN_IF_ERROR(Finish(std::move(oldest)));
+      if (in_flight.size() >= kLayersInFlight) OASISKV_RETURN_IF_ERROR(FinishOne(&in_flight));
     }
-    while (!in_flight.empty()) {
-      LayerRead oldest = std::move(in_flight.front());
-      in_flight.pop_front();
-      OASISKV_RETURN_IF_ERROR(Finish(std::move(oldest)));
-    }
+    while (!in_flight.empty()) OASISKV_RETURN_IF_ERROR(FinishOne(&in_flight));
     for (LayerState& state : states_) {
       state.complete = complete_;
       state.local_tokens = local_tokens_;

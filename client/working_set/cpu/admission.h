@@ -5,8 +5,8 @@
 #include <span>
 
 #include "absl/status/statusor.h"
-#include "client/working_set/cpu/context.h"
 #include "client/working_set/cpu/layer_state.h"
+#include "client/working_set/cpu/pages.h"
 #include "client/working_set/cpu/staging.h"
 #include "oasiskv/sequence_source.h"
 

@@ -33,7 +33,7 @@ std::vector<SourceFetch> GatherFetches(LayerIndex layer, std::span<Row* const> r
   for (SourceFetch& fetch : fetches) {
     fetch.staging = staging->Take(fetch.reads.size() * uint64_t{entry_bytes});
     for (size_t i = 0; i < fetch.reads.size(); ++i) {
-      fetch.reads[i].into = fetch.staging.data() + i * uint64_t{entry_bytes};
+      fetch.reads[i].into = fetch.staging->data.get() + i * uint64_t{entry_bytes};
     }
   }
   for (Row* const at : rows) {

@@ -69,7 +69,7 @@ struct Row {
 struct SourceFetch {
   std::shared_ptr<EntrySource> source;
   std::vector<EntryRead> reads;
-  StagingBuffer staging;
+  StagingPool::Buffer staging;
   std::unique_ptr<PendingFetch> pending;
   bool ended = false;
   absl::Status status;

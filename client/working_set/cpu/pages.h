@@ -1,4 +1,5 @@
-// The memory of a working set: resident pages and key summaries of every request slot.
+// The memory of a working set: resident pages and key summaries of every request slot; what all its
+// parts share.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "common/mapped_memory.h"
 #include "oasiskv/geometry.h"
+#include "oasiskv/working_set.h"
 
 namespace oasiskv {
 
@@ -42,6 +44,19 @@ class PagePool {
   uint64_t entry_bytes_ = 0, summary_bytes_ = 0;
   uint64_t pages_stride_ = 0, summaries_stride_ = 0, summaries_offset_ = 0;
   Mapping memory_;
+};
+
+// What every part of one working set shares.
+//
+// Thread contract: constant after construction (the pool's bytes follow LayerState's rules).
+struct WorkingSetContext {
+  WorkingSetOptions options;
+  uint32_t group = 1;  // query heads of one KV head
+  uint32_t cap = 0;    // C
+  PagePool pool;
+
+  uint32_t heads() const { return options.geometry.kv_heads; }
+  uint32_t resident() const { return options.resident_blocks; }
 };
 
 }  // namespace oasiskv

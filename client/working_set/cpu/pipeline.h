@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "client/selection/select.h"
-#include "client/working_set/cpu/context.h"
 #include "client/working_set/cpu/job.h"
+#include "client/working_set/cpu/pages.h"
 #include "client/working_set/cpu/plan.h"
 #include "client/working_set/cpu/staging.h"
 #include "common/mutex.h"

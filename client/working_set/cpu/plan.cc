@@ -5,10 +5,8 @@
 #include <span>
 
 #include "absl/strings/str_format.h"
-#include "client/selection/float8_summary.h"
 #include "client/selection/score.h"
 #include "client/selection/summary.h"
-#include "client/selection/topk.h"
 #include "client/working_set/options.h"
 #include "oasiskv/error.h"
 

@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "client/selection/select.h"
-#include "client/working_set/cpu/context.h"
 #include "client/working_set/cpu/job.h"
+#include "client/working_set/cpu/pages.h"
 
 namespace oasiskv {
 

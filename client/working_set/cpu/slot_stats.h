@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "client/working_set/options.h"
 #include "common/mutex.h"
 #include "oasiskv/ids.h"
 #include "oasiskv/working_set.h"
@@ -15,10 +16,25 @@ class SlotStats {
  public:
   explicit SlotStats(uint32_t slots) : of_slot_(slots) {}
 
-  void Add(RequestSlot slot, const WorkingSetStats& delta);
-  void Reset(RequestSlot slot);  // a new request takes the slot; the total stays
-  WorkingSetStats Total() const;
-  WorkingSetStats OfSlot(RequestSlot slot) const;  // zeros for a slot that does not exist
+  void Add(RequestSlot slot, const WorkingSetStats& delta) {
+    MutexLock lock(mutex_);
+    AddStats(delta, &total_);
+    AddStats(delta, &of_slot_[slot.value()]);
+  }
+  // A new request takes the slot; the total stays.
+  void Reset(RequestSlot slot) {
+    MutexLock lock(mutex_);
+    of_slot_[slot.value()] = WorkingSetStats();
+  }
+  WorkingSetStats Total() const {
+    MutexLock lock(mutex_);
+    return total_;
+  }
+  // Zeros for a slot that does not exist.
+  WorkingSetStats OfSlot(RequestSlot slot) const {
+    MutexLock lock(mutex_);
+    return slot.value() < of_slot_.size() ? of_slot_[slot.value()] : WorkingSetStats();
+  }
 
  private:
   mutable Mutex mutex_;

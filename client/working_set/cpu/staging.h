@@ -11,51 +11,42 @@
 
 namespace oasiskv {
 
-class StagingPool;
-
-// Thread contract: used by one thread at a time; a move-only owner that gives its buffer back.
-class StagingBuffer {
- public:
-  StagingBuffer() = default;
-  StagingBuffer(StagingBuffer&& other) noexcept
-      : pool_(std::exchange(other.pool_, nullptr)),
-        bytes_(std::move(other.bytes_)),
-        size_(std::exchange(other.size_, 0)) {}
-  StagingBuffer& operator=(StagingBuffer&& other) noexcept {
-    if (this != &other) {
-      Reset();
-      pool_ = std::exchange(other.pool_, nullptr);
-      bytes_ = std::move(other.bytes_);
-      size_ = std::exchange(other.size_, 0);
-    }
-    return *this;
-  }
-  ~StagingBuffer() { Reset(); }
-
-  std::byte* data() const { return bytes_.get(); }
-  void Reset();
-
- private:
-  friend class StagingPool;
-  StagingPool* pool_ = nullptr;  // outlives the buffer
-  std::unique_ptr<std::byte[]> bytes_;
-  uint64_t size_ = 0;
-};
-
 // Thread contract: safe for concurrent use; outlives its buffers.
 //
 // Keeps as many buffers as were ever in use at one time, so that a steady state allocates nothing.
 class StagingPool {
  public:
-  // At least `bytes` bytes, contents undefined.
-  StagingBuffer Take(uint64_t bytes);
+  // At least `bytes` bytes in `data`, contents undefined; goes back to the pool by itself.
+  struct Memory {
+    std::unique_ptr<std::byte[]> data;
+    uint64_t size = 0;
+  };
+  struct GiveBack {
+    StagingPool* pool = nullptr;
+    void operator()(Memory* memory) const {
+      MutexLock lock(pool->mutex_);
+      pool->idle_.emplace_back(memory);
+    }
+  };
+  using Buffer = std::unique_ptr<Memory, GiveBack>;
+
+  Buffer Take(uint64_t bytes) {
+    std::unique_ptr<Memory> memory;
+    {
+      MutexLock lock(mutex_);
+      if (!idle_.empty()) {
+        memory = std::move(idle_.back());
+        idle_.pop_back();
+      }
+    }
+    if (memory == nullptr) memory = std::make_unique<Memory>();
+    if (memory->size < bytes) *memory = {std::unique_ptr<std::byte[]>(new std::byte[bytes]), bytes};
+    return Buffer(memory.release(), GiveBack{this});
+  }
 
  private:
-  friend class StagingBuffer;
-  void GiveBack(std::unique_ptr<std::byte[]> bytes, uint64_t size);
-
   Mutex mutex_;
-  std::vector<std::pair<uint64_t, std::unique_ptr<std::byte[]>>> idle_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::unique_ptr<Memory>> idle_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace oasiskv

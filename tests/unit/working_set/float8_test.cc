@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "client/selection/element.h"
-#include "client/selection/float8_summary.h"
 #include "client/selection/summary.h"
 #include "gmock/gmock.h"
 #include "tests/unit/working_set/float8_reference.h"

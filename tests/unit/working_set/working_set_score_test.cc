@@ -11,7 +11,6 @@
 #include "client/selection/element.h"
 #include "client/selection/score.h"
 #include "client/selection/summary.h"
-#include "client/selection/topk.h"
 #include "gtest/gtest.h"
 #include "tests/support/narrow.h"
 

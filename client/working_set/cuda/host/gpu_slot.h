@@ -1,4 +1,4 @@
-// What a request holds while it has a slot, and what slots share.
+// What a request holds while it has a slot, what slots share, and how a request gets one.
 #pragma once
 
 #include <cstdint>
@@ -64,5 +64,11 @@ struct AdmissionContext {
 // Makes the slot's frame tables empty, so that a row that still names it by mistake reads
 // nothing.
 absl::Status ForgetSlot(const AdmissionContext& context, uint32_t slot);
+
+// Fills slot `slot` from `source`, as WorkingSet::Admit does; returns when the device has it all.
+// After an error the slot is free, as before.
+absl::StatusOr<std::unique_ptr<GpuSlot>> AdmitToSlot(const AdmissionContext& context,
+                                                     std::shared_ptr<EntrySource> source,
+                                                     uint32_t slot);
 
 }  // namespace oasiskv

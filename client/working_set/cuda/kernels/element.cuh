@@ -1,4 +1,4 @@
-// KV elements and scores in a kernel, with the bits of client/selection/element.h and topk.cc.
+// KV elements and scores in a kernel, with the bits of client/selection/element.h and score.cc.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -76,6 +76,27 @@ __device__ inline uint32_t OrderOf(float score) {
 // Pre-condition: the order of a number.
 __device__ inline float NumberOf(uint32_t order) {
   return __uint_as_float((order & 0x80000000u) != 0 ? order & 0x7fffffffu : ~order);
+}
+
+// How the sums of a KV head's query heads become one score, with the order of additions of
+// client/selection/score.h.
+
+// A head's sum less the greatest of all blocks' (`best`).
+__device__ inline float BelowBest(float sum, float best) {
+  return sum == best ? 0.0f : __fsub_rn(sum, best);
+}
+
+// The score of the heads so far, and the next head's.
+__device__ inline float Combined(GroupCombine combine, float so_far, float next) {
+  if (combine == GroupCombine::kMean || combine == GroupCombine::kSum) {
+    return __fadd_rn(so_far, next);
+  }
+  return next > so_far || next != next ? next : so_far;  // a NaN stays
+}
+
+// The score of all `group` heads.
+__device__ inline float Finished(GroupCombine combine, float score, uint32_t group) {
+  return combine == GroupCombine::kMean ? __fdiv_rn(score, static_cast<float>(group)) : score;
 }
 
 }  // namespace oasiskv::gpu

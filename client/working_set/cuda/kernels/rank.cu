@@ -1,4 +1,4 @@
-#include "client/working_set/cuda/kernels/combine.cuh"
+#include "client/working_set/cuda/kernels/element.cuh"
 #include "client/working_set/cuda/kernels/entry.cuh"
 #include "client/working_set/cuda/kernels/rank.cuh"
 #include "client/working_set/cuda/kernels/rank.h"

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "client/working_set/cuda/kernels/combine.cuh"
+#include "client/working_set/cuda/kernels/element.cuh"
 #include "client/working_set/cuda/kernels/score_bounds.cuh"
 #include "client/working_set/cuda/kernels/score_stream.cuh"
 

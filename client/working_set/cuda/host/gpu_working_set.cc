@@ -1,55 +1,113 @@
-#include "client/working_set/cuda/host/gpu_working_set_impl.h"
+// The cuda backend's host side: memory, streams, requests; a step only enqueues.
+#include "oasiskv/gpu_working_set.h"
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
-#include "client/working_set/cuda/host/gpu_admission.h"
+#include "absl/strings/string_view.h"
+#include "client/working_set/cuda/host/device_memory.h"
+#include "client/working_set/cuda/host/gpu_slot.h"
 #include "client/working_set/cuda/host/launch.h"
+#include "client/working_set/cuda/host/proxy.h"
 #include "client/working_set/cuda/host/readback.h"
+#include "client/working_set/cuda/host/streams.h"
+#include "client/working_set/cuda/kernels/kernels.h"
 #include "client/working_set/options.h"
-#include "client/working_set/stats.h"
+#include "common/cuda/handles.h"
 #include "common/cuda/status.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
 
 namespace oasiskv {
+namespace {
 
 static_assert(sizeof(GpuSlotState) == sizeof(gpu::SlotState) &&
               offsetof(GpuSlotState, promoted) == offsetof(gpu::SlotState, promoted));
 static_assert(sizeof(GpuPlanItem) == sizeof(gpu::PlanItem) &&
               offsetof(GpuPlanItem, block) == offsetof(gpu::PlanItem, block));
 
-absl::StatusOr<std::unique_ptr<GpuWorkingSet>> GpuWorkingSet::Create(
-    const GpuWorkingSetOptions& options) {
-  return GpuWorkingSetImpl::Create(options);
-}
+// Thread contract: GpuWorkingSet's.
+class GpuWorkingSetImpl final : public GpuWorkingSet {
+ public:
+  GpuWorkingSetImpl(GpuWorkingSetOptions options, gpu::Shape shape, DeviceMemory memory,
+                    Streams streams);
+  absl::Status Start();  // once, before anything else
+  ~GpuWorkingSetImpl() override;
 
-absl::StatusOr<std::unique_ptr<GpuWorkingSet>> GpuWorkingSetImpl::Create(
-    GpuWorkingSetOptions options) {
-  if (options.max_rows == 0) options.max_rows = options.base.max_requests;
-  OASISKV_ASSIGN_OR_RETURN(const gpu::Shape shape, ShapeOf(options));
-  int devices = 0;
-  if (auto s = cuda::ToStatus(cudaGetDeviceCount(&devices), "cudaGetDeviceCount"); !s.ok()) {
-    return Annotate(s, "no GPU can be used");
-  }
-  if (options.device < 0 || options.device >= devices) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     absl::StrFormat("GpuWorkingSetOptions.device is %d; this process sees %d "
-                                     "(CUDA_VISIBLE_DEVICES decides which)",
-                                     options.device, devices));
-  }
-  const cuda::DeviceScope scope(options.device);
-  OASISKV_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Create(options, shape));
-  OASISKV_ASSIGN_OR_RETURN(Streams streams, Streams::Create(options, shape.layers));
-  std::unique_ptr<GpuWorkingSetImpl> made(
-      new GpuWorkingSetImpl(std::move(options), shape, std::move(memory), std::move(streams)));
-  OASISKV_RETURN_IF_ERROR(made->Start());
-  return std::unique_ptr<GpuWorkingSet>(std::move(made));
-}
+  absl::StatusOr<RequestSlot> Admit(std::shared_ptr<EntrySource> source) override;
+  absl::Status Leave(RequestSlot slot) override;
+  absl::Status SetRows(std::span<const RequestSlot> slots, GpuStream stream) override;
+  GpuRows Rows() const override;
+  absl::Status Append(LayerIndex layer, const void* keys, const void* values, int64_t row_stride,
+                      GpuStream stream) override;
+  absl::Status Submit(LayerIndex layer, const void* queries, GpuQueryType type, int64_t row_stride,
+                      GpuStream stream) override;
+  absl::Status SubmitTopK(LayerIndex layer, const int32_t* topk, uint32_t k,
+                          GpuStream stream) override;
+  absl::Status AttentionDone(LayerIndex layer, GpuStream stream) override;
+  absl::Status Wait(LayerIndex layer, GpuStream stream) override;
+  absl::StatusOr<GpuResolved> Resolve(LayerIndex layer, const void* queries, GpuQueryType type,
+                                      int64_t row_stride, GpuMissPolicy policy,
+                                      GpuStream stream) override;
+  absl::Status SampleAgreement(LayerIndex layer, const void* queries, GpuQueryType type,
+                               int64_t row_stride, GpuStream stream) override;
+  absl::Status EndStep(GpuStream stream) override;
+  absl::StatusOr<GpuLayerView> View(LayerIndex layer) const override;
+  GpuForeground Foreground() const override { return streams_.foreground(); }
+  const GpuWorkingSetOptions& options() const override { return options_; }
+  uint32_t fetch_cap() const override { return shape_.cap; }
+  absl::StatusOr<WorkingSetStats> RequestStats(RequestSlot slot) override;
+  absl::StatusOr<WorkingSetStats> Stats() override;
+  absl::Status Error() const override;
+  void ClearError() override;
+  absl::StatusOr<GpuSnapshot> Snapshot(LayerIndex layer, RequestSlot slot) override;
+  absl::StatusOr<std::vector<GpuPlanItem>> LastPlan(LayerIndex layer) override;
+
+ private:
+  absl::Status CheckLayer(absl::string_view call, LayerIndex layer) const;
+  absl::Status CheckQueries(absl::string_view call, LayerIndex layer, const void* queries,
+                            GpuQueryType type, int64_t* row_stride) const;
+  absl::Status CheckSlot(absl::string_view call, RequestSlot slot) const;
+  // WRONG_STATE while the step stream is being captured.
+  absl::Status CheckOutsideCapture(absl::string_view call, cudaStream_t stream) const;
+  // select, after whatever gave the prediction on the predict stream (or without one).
+  absl::Status EnqueueSelect(LayerIndex layer, bool predicts, cudaStream_t after);
+  // Until everything enqueued so far is done.
+  absl::Status Synchronize();
+  gpu::WhenLate when_late() const;
+  uint64_t limit_ns() const { return static_cast<uint64_t>(options_.base.late_deadline.count()); }
+  // Scores of the true queries, and how far the prediction was right. Gives the layer with the true
+  // top-K in place of the predicted one.
+  absl::StatusOr<gpu::LayerMemory> RankTruth(LayerIndex layer, const void* queries,
+                                             GpuQueryType type, int64_t row_stride,
+                                             cudaStream_t stream);
+  absl::Status PostMisses(LayerIndex layer, const gpu::Plan& plan, const gpu::Box& box,
+                          cudaStream_t stream);
+  absl::Status AwaitMisses(LayerIndex layer, const gpu::Plan& plan, const gpu::Box& box,
+                           cudaStream_t stream);
+  absl::StatusOr<WorkingSetStats> StatsOf(uint32_t slot);
+
+  const GpuWorkingSetOptions options_;
+  const gpu::Shape shape_;
+  DeviceMemory memory_;
+  gpu::GatherOptions gather_;
+  Streams streams_;
+  cudaStream_t step_ = nullptr;  // of the last SetRows
+  bool stepped_ = false;
+  std::vector<std::unique_ptr<GpuSlot>> slots_;  // null: free
+  GpuSlotPool pool_;
+  WorkingSetStats left_;  // of the requests that have left
+  std::unique_ptr<RemoteProxy> proxy_;
+};
 
 GpuWorkingSetImpl::GpuWorkingSetImpl(GpuWorkingSetOptions options, gpu::Shape shape,
                                      DeviceMemory memory, Streams streams)
@@ -240,6 +298,36 @@ absl::Status GpuWorkingSetImpl::Append(LayerIndex layer, const void* keys, const
                   row_stride, memory_.error, static_cast<cudaStream_t>(stream)));
 }
 
+absl::StatusOr<gpu::LayerMemory> GpuWorkingSetImpl::RankTruth(LayerIndex layer, const void* queries,
+                                                              GpuQueryType type, int64_t row_stride,
+                                                              cudaStream_t stream) {
+  const gpu::LayerMemory& predicted = memory_.layers[layer.value()];
+  gpu::LayerMemory truth = predicted;
+  truth.predicted = memory_.truth;
+  truth.scores = memory_.truth_scores;
+  OASISKV_RETURN_IF_ERROR(Launched(
+      "ScoreTopK", layer,
+      gpu::ScoreTopK(shape_, truth, memory_.rows, queries, static_cast<gpu::QueryType>(type),
+                     row_stride, stream, /*full_local=*/false, streams_.foreground().processors)));
+  OASISKV_RETURN_IF_ERROR(Launched(
+      "CompareTopK", layer,
+      gpu::CompareTopK(shape_, predicted, memory_.rows, memory_.truth, memory_.counters, stream)));
+  return truth;
+}
+
+absl::Status GpuWorkingSetImpl::PostMisses(LayerIndex layer, const gpu::Plan& plan,
+                                           const gpu::Box& box, cudaStream_t stream) {
+  return Launched("PostMisses", layer,
+                  gpu::PostMisses(shape_, layer.value(), plan, memory_.sources, box, stream));
+}
+
+absl::Status GpuWorkingSetImpl::AwaitMisses(LayerIndex layer, const gpu::Plan& plan,
+                                            const gpu::Box& box, cudaStream_t stream) {
+  return Launched("AwaitMisses", layer,
+                  gpu::AwaitMisses(shape_, layer.value(), plan, memory_.sources, box, limit_ns(),
+                                   when_late(), memory_.counters, memory_.error, stream));
+}
+
 absl::Status GpuWorkingSetImpl::EnqueueSelect(LayerIndex layer, bool predicts, cudaStream_t after) {
   const uint32_t l = layer.value();
   LayerMarks& marks = streams_.marks(l);
@@ -251,9 +339,8 @@ absl::Status GpuWorkingSetImpl::EnqueueSelect(LayerIndex layer, bool predicts, c
                gpu::Select(shape_, memory_.layers[l], memory_.rows, predicts, shape_.cap,
                            memory_.plans[l], memory_.counters, streams_.select())));
   if (proxy_ != nullptr && predicts) {
-    OASISKV_RETURN_IF_ERROR(Launched("PostMisses", layer,
-                                     gpu::PostMisses(shape_, l, memory_.plans[l], memory_.sources,
-                                                     memory_.boxes[l], streams_.select())));
+    OASISKV_RETURN_IF_ERROR(
+        PostMisses(layer, memory_.plans[l], memory_.boxes[l], streams_.select()));
   }
   return marks.selected.Record(streams_.select());
 }
@@ -315,10 +402,7 @@ absl::Status GpuWorkingSetImpl::AttentionDone(LayerIndex layer, GpuStream stream
   const cudaStream_t transfer = streams_.transfer(l);
   OASISKV_RETURN_IF_ERROR(marks.selected.Lead(transfer));
   if (proxy_ != nullptr && submitted) {
-    OASISKV_RETURN_IF_ERROR(Launched(
-        "AwaitMisses", layer,
-        gpu::AwaitMisses(shape_, l, memory_.plans[l], memory_.sources, memory_.boxes[l], limit_ns(),
-                         when_late(), memory_.counters, memory_.error, transfer)));
+    OASISKV_RETURN_IF_ERROR(AwaitMisses(layer, memory_.plans[l], memory_.boxes[l], transfer));
   }
   OASISKV_RETURN_IF_ERROR(marks.attended.Lead(transfer));
   const gpu::LayerMemory& mem = memory_.layers[l];
@@ -355,23 +439,16 @@ absl::StatusOr<GpuResolved> GpuWorkingSetImpl::Resolve(LayerIndex layer, const v
   const cuda::DeviceScope scope(options_.device);
   const auto step = static_cast<cudaStream_t>(stream);
   const uint32_t l = layer.value();
-  gpu::LayerMemory truth = memory_.layers[l];
-  truth.predicted = memory_.truth;
-  truth.scores = memory_.truth_scores;
-  OASISKV_RETURN_IF_ERROR(Launched(
-      "ScoreTopK", layer,
-      gpu::ScoreTopK(shape_, truth, memory_.rows, queries, static_cast<gpu::QueryType>(type),
-                     row_stride, step, /*full_local=*/false, streams_.foreground().processors)));
-  OASISKV_RETURN_IF_ERROR(Launched("CompareTopK", layer,
-                                   gpu::CompareTopK(shape_, memory_.layers[l], memory_.rows,
-                                                    memory_.truth, memory_.counters, step)));
+  OASISKV_ASSIGN_OR_RETURN(const gpu::LayerMemory truth,
+                           RankTruth(layer, queries, type, row_stride, step));
   if (policy == GpuMissPolicy::kDemand) {
     const gpu::Plan& plan = memory_.resolve_plan;
     OASISKV_RETURN_IF_ERROR(Launched("Select", layer,
                                      gpu::Select(shape_, truth, memory_.rows, true, shape_.resident,
                                                  plan, memory_.counters, step)));
     if (proxy_ != nullptr) {
-      OASISKV_RETURN_IF_ERROR(FetchRemote(layer, plan, memory_.boxes.back(), step));
+      OASISKV_RETURN_IF_ERROR(PostMisses(layer, plan, memory_.boxes.back(), step));
+      OASISKV_RETURN_IF_ERROR(AwaitMisses(layer, plan, memory_.boxes.back(), step));
     }
     OASISKV_RETURN_IF_ERROR(Launched(
         "Gather", layer,
@@ -390,16 +467,6 @@ absl::StatusOr<GpuResolved> GpuWorkingSetImpl::Resolve(LayerIndex layer, const v
                      .missing = memory_.resolution.missing};
 }
 
-absl::Status GpuWorkingSetImpl::FetchRemote(LayerIndex layer, const gpu::Plan& plan,
-                                            const gpu::Box& box, cudaStream_t stream) {
-  OASISKV_RETURN_IF_ERROR(
-      Launched("PostMisses", layer,
-               gpu::PostMisses(shape_, layer.value(), plan, memory_.sources, box, stream)));
-  return Launched("AwaitMisses", layer,
-                  gpu::AwaitMisses(shape_, layer.value(), plan, memory_.sources, box, limit_ns(),
-                                   when_late(), memory_.counters, memory_.error, stream));
-}
-
 absl::Status GpuWorkingSetImpl::SampleAgreement(LayerIndex layer, const void* queries,
                                                 GpuQueryType type, int64_t row_stride,
                                                 GpuStream stream) {
@@ -409,17 +476,7 @@ absl::Status GpuWorkingSetImpl::SampleAgreement(LayerIndex layer, const void* qu
                      "SampleAgreement is of SelectionMode::kCapped; in kExact Resolve samples");
   }
   const cuda::DeviceScope scope(options_.device);
-  const auto step = static_cast<cudaStream_t>(stream);
-  gpu::LayerMemory truth = memory_.layers[layer.value()];
-  truth.predicted = memory_.truth;
-  truth.scores = memory_.truth_scores;
-  OASISKV_RETURN_IF_ERROR(Launched(
-      "ScoreTopK", layer,
-      gpu::ScoreTopK(shape_, truth, memory_.rows, queries, static_cast<gpu::QueryType>(type),
-                     row_stride, step, /*full_local=*/false, streams_.foreground().processors)));
-  return Launched("CompareTopK", layer,
-                  gpu::CompareTopK(shape_, memory_.layers[layer.value()], memory_.rows,
-                                   memory_.truth, memory_.counters, step));
+  return RankTruth(layer, queries, type, row_stride, static_cast<cudaStream_t>(stream)).status();
 }
 
 absl::Status GpuWorkingSetImpl::EndStep(GpuStream stream) {
@@ -491,6 +548,32 @@ absl::StatusOr<std::vector<GpuPlanItem>> GpuWorkingSetImpl::LastPlan(LayerIndex 
   const cuda::DeviceScope scope(options_.device);
   OASISKV_RETURN_IF_ERROR(Synchronize());
   return ReadPlan(memory_.plans[layer.value()]);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GpuWorkingSet>> GpuWorkingSet::Create(
+    const GpuWorkingSetOptions& options) {
+  GpuWorkingSetOptions filled = options;
+  if (filled.max_rows == 0) filled.max_rows = filled.base.max_requests;
+  OASISKV_ASSIGN_OR_RETURN(const gpu::Shape shape, ShapeOf(filled));
+  int devices = 0;
+  if (auto s = cuda::ToStatus(cudaGetDeviceCount(&devices), "cudaGetDeviceCount"); !s.ok()) {
+    return Annotate(s, "no GPU can be used");
+  }
+  if (filled.device < 0 || filled.device >= devices) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     absl::StrFormat("GpuWorkingSetOptions.device is %d; this process sees %d "
+                                     "(CUDA_VISIBLE_DEVICES decides which)",
+                                     filled.device, devices));
+  }
+  const cuda::DeviceScope scope(filled.device);
+  OASISKV_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Create(filled, shape));
+  OASISKV_ASSIGN_OR_RETURN(Streams streams, Streams::Create(filled, shape.layers));
+  auto made = std::make_unique<GpuWorkingSetImpl>(std::move(filled), shape, std::move(memory),
+                                                  std::move(streams));
+  OASISKV_RETURN_IF_ERROR(made->Start());
+  return made;
 }
 
 }  // namespace oasiskv
