@@ -86,11 +86,11 @@ absl::StatusOr<fabric::PinnedRanges> KvCore::AuthorizeLocked(
   return out;
 }
 
-void KvCore::Written(GrantId id, Epoch epoch, std::span<const fabric::RemoteRange> ranges) {
+void KvCore::Written(GrantId grant, Epoch epoch, std::span<const fabric::RemoteRange> ranges) {
   MutexLock lock(mutex_);
-  const absl::StatusOr<Grant*> grant = grants_->Find(id, epoch);
-  if (!grant.ok()) return;  // ended meanwhile: nobody will commit it
-  Sequence& sequence = *(*grant)->sequence;
+  const absl::StatusOr<Grant*> found = grants_->Find(grant, epoch);
+  if (!found.ok()) return;  // ended meanwhile: nobody will commit it
+  Sequence& sequence = *(*found)->sequence;
   if (!sequence.sees_writes) return;
   for (const fabric::RemoteRange& range : ranges) {
     sequence.written.Add(range.block, range.offset, range.offset + range.length);

@@ -148,7 +148,7 @@ class KvCore final : public fabric::GrantAuthority {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // These two take `fresh` over, or give its frames back.
   absl::StatusOr<OpenResult> OpenLocked(const OpenSpec& spec, Duration lease,
-                                        std::shared_ptr<SequenceBody> body, NewFrames& fresh)
+                                        const std::shared_ptr<SequenceBody>& body, NewFrames& fresh)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<ExtendResult> ExtendLocked(GrantKey writer, uint32_t first_block, uint32_t blocks,
                                             NewFrames& fresh) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

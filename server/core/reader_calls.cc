@@ -241,16 +241,16 @@ Sequence* KvCore::FindMeant(const SequenceRef& ref, const Identity& identity) co
   return other ? nullptr : sequence;
 }
 
-void KvCore::Undeliver(GrantKey key) {
+void KvCore::Undeliver(GrantKey grant) {
   Ending ending;
   {
     MutexLock lock(mutex_);
-    const absl::StatusOr<Grant*> grant = grants_->Find(key.id, key.epoch);
-    if (!grant.ok() || --(*grant)->answers > 0) return;
-    if ((*grant)->writer()) {
-      Abandon(**grant, ending);
+    const absl::StatusOr<Grant*> found = grants_->Find(grant.id, grant.epoch);
+    if (!found.ok() || --(*found)->answers > 0) return;
+    if ((*found)->writer()) {
+      Abandon(**found, ending);
     } else {
-      LoseGrant(**grant, GrantEnd::kReleased, ending);
+      LoseGrant(**found, GrantEnd::kReleased, ending);
     }
   }
   Finish(ending);

@@ -225,11 +225,11 @@ absl::StatusOr<OpenResult> KvCore::Open(const OpenSpec& spec) {
     absl::Status status = CheckOpen(spec);
     if (status.ok()) status = Allocate(*body, spec.blocks, fresh);
     if (!status.ok()) return Refused(status);
-    if (fresh.dirty.empty()) return OpenLocked(spec, lease, std::move(body), fresh);
+    if (fresh.dirty.empty()) return OpenLocked(spec, lease, body, fresh);
   }
   Clear(fresh.dirty);
   MutexLock lock(mutex_);
-  return OpenLocked(spec, lease, std::move(body), fresh);
+  return OpenLocked(spec, lease, body, fresh);
 }
 
 absl::Status KvCore::CheckOpen(const OpenSpec& spec) const {
@@ -244,7 +244,7 @@ absl::Status KvCore::CheckOpen(const OpenSpec& spec) const {
 }
 
 absl::StatusOr<OpenResult> KvCore::OpenLocked(const OpenSpec& spec, Duration lease,
-                                              std::shared_ptr<SequenceBody> body,
+                                              const std::shared_ptr<SequenceBody>& body,
                                               NewFrames& fresh) {
   // Again: the mutex was free while frames were cleared.
   if (auto repeated = AnswerRepeatedOpen(spec, lease)) {

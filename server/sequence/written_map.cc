@@ -30,7 +30,7 @@ bool WrittenMap::Covers(uint32_t block, uint32_t begin, uint32_t end) const {
 }
 
 uint64_t WrittenMap::bytes() const {
-  uint64_t bytes = blocks_.capacity() * sizeof(blocks_[0]);
+  uint64_t bytes = blocks_.capacity() * sizeof(std::vector<Piece>);
   for (const auto& pieces : blocks_) bytes += pieces.capacity() * sizeof(Piece);
   return bytes;
 }

@@ -40,7 +40,7 @@ class RecentCalls {
       }
       calls_[token] = std::nullopt;
     }
-    const absl::Status status = call(counts);
+    absl::Status status = call(counts);
     MutexLock lock(mutex_);
     if (status.ok()) {
       calls_[token] = counts;

@@ -64,7 +64,8 @@ TEST_F(CoreOverShm, WhatAWriterWroteAReaderReadsUntilTheGrantEnds) {
   const auto writer = View(opened.grant, fabric::Access::kWrite);
   EXPECT_TRUE(out->Write(writer, std::span(&write, 1), Soon())->Wait().ok());
   out->FenceWriter(opened.grant.id);
-  ASSERT_TRUE(CommitAll(opened, 2).ok());
+  const LayerBlocks all{0, SmallGeometry().layers, 0, 2};
+  ASSERT_TRUE(core_->Commit(Key(opened.grant), std::span(&all, 1), {}).ok());
   ASSERT_TRUE(Seal(opened, 2).ok());
 
   const AttachResult attached = MustAttach("a");
