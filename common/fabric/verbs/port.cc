@@ -82,7 +82,8 @@ absl::StatusOr<std::vector<GidEntry>> ReadGids(ibv_context* context, uint8_t por
   }
   std::vector<GidEntry> table;
   for (ssize_t i = 0; i < count; ++i) {
-    if (raw[i].port_num != port) continue;
+    // A queue pair could not name a later entry.
+    if (raw[i].port_num != port || raw[i].gid_index > kMaxVerbsGidIndex) continue;
     GidEntry entry;
     entry.index = raw[i].gid_index;
     entry.type = infiniband ? GidType::kInfiniband : static_cast<GidType>(raw[i].gid_type);

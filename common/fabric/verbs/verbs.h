@@ -18,7 +18,7 @@ struct Fabric;
 
 // What flags and options may say.
 constexpr uint32_t kMaxVerbsPort = 255;
-constexpr int64_t kMaxVerbsGidIndex = 65535;
+constexpr int64_t kMaxVerbsGidIndex = 255;  // a queue pair has 8 bits for it (ibv_global_route)
 
 // Which port of which device.
 struct VerbsPortOptions {

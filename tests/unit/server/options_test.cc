@@ -123,6 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BadCase{"--fabrics=", "--fabrics", "at least"},
                       BadCase{"--verbs_port=256", "--verbs_port", "256"},
                       BadCase{"--verbs_gid_index=-2", "--verbs_gid_index", "-2"},
+                      BadCase{"--verbs_gid_index=256", "--verbs_gid_index", "256"},
                       BadCase{"--fence_timeout=0", "--fence_timeout", "100ms"},
                       BadCase{"--pool_bytes=1GB", "--pool_bytes", "1GB"},
                       BadCase{"--pool_bytes=-1", "--pool_bytes", "-1"},
