@@ -69,12 +69,14 @@ void LeaseKeeper::SendAbandoned() {
     MutexLock lock(mutex_);
     all.swap(abandoned_);
   }
-  for (Abandoned& one : all) {
-    if (!one.session->alive() || one.session->restarted()) continue;
-    if (one.session->control().AbandonOpen(one.open, rpc_timeout_).ok()) continue;
-    MutexLock lock(mutex_);
-    abandoned_.push_back(std::move(one));
+  auto next = all.begin();
+  for (; next != all.end(); ++next) {
+    if (!next->session->alive() || next->session->restarted()) continue;
+    // A daemon that does not answer must not keep this thread from its renewals: once a tick.
+    if (!next->session->control().AbandonOpen(next->open, rpc_timeout_).ok()) break;
   }
+  MutexLock lock(mutex_);
+  abandoned_.insert(abandoned_.end(), next, all.end());
 }
 
 void LeaseKeeper::Run() {

@@ -101,6 +101,25 @@ TEST_P(ClientRepeat, LostAnswersChangeNothing) {
   }
 }
 
+// The answer comes never, and the caller gives up: what the daemon opened all the same must not stay
+// until a lease of an hour ends, nor, over shm, in quarantine as long as the client lives.
+TEST_P(ClientRepeat, AnOpenThatIsGivenUpLeavesNothingBehind) {
+  StartCluster(DaemonMode::kProcess, {"--default_lease=1h", "--max_lease=1h"});
+  ClientOptions options = Options();
+  options.rpc_timeout = std::chrono::milliseconds(500);
+  const auto client = Connect(options);
+  ASSERT_NE(client, nullptr);
+  const Content content(Shape(2, 2, 16), 20, 1);
+  ASSERT_OK(Put(*client, "warm", content));
+  ProducerSpec spec = SpecOf("given up", content);
+  spec.blocks = 5000;  // of 8,192 that the pool has
+  ASSERT_OK(cluster_->daemon().Pause());
+  EXPECT_THAT(client->Open(spec).status(), Fails(ErrorCode::kDeadlineExceeded));
+  ASSERT_OK(cluster_->daemon().Resume());
+  spec.name = "next";
+  ASSERT_EVENTUALLY(client->Open(spec).ok());
+}
+
 INSTANTIATE_OVER_FABRICS(ClientRepeat);
 
 }  // namespace

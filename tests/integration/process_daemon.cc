@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
@@ -17,11 +19,24 @@
 #include "common/mapped_memory.h"
 #include "common/status_macros.h"
 #include "oasiskv/error.h"
+#include "tests/integration/eventually.h"
 
 extern char** environ;
 
 namespace oasiskv::testing {
 namespace {
+
+// Every thread of it is stopped.
+bool StandsStill(pid_t pid) {
+  for (const auto& task :
+       std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/task"))) {
+    std::ifstream file(task.path() / "stat");
+    const std::string stat((std::istreambuf_iterator<char>(file)), {});
+    const size_t name_end = stat.rfind(')');
+    if (name_end == std::string::npos || stat.compare(name_end, 4, ") T ") != 0) return false;
+  }
+  return true;
+}
 
 constexpr Duration kStartTimeout = std::chrono::seconds(60);
 constexpr Duration kStopTimeout = std::chrono::seconds(60);
@@ -99,7 +114,13 @@ class ProcessDaemon : public TestDaemon {
     exit_code_ = ExitCode(status);
     pid_ = 0;
   }
-  absl::Status Pause() override { return Signal(SIGSTOP); }
+  absl::Status Pause() override {
+    OASISKV_RETURN_IF_ERROR(Signal(SIGSTOP));
+    // A stop reaches a process's threads one after the other; until the last has stopped, the
+    // daemon may still answer.
+    if (Eventually([this] { return StandsStill(pid_); })) return absl::OkStatus();
+    return MakeError(ErrorCode::kDeadlineExceeded, "oasiskvd does not stop on SIGSTOP");
+  }
   absl::Status Resume() override { return Signal(SIGCONT); }
 
   bool running() override {
