@@ -44,6 +44,7 @@ constexpr Duration kStopTimeout = std::chrono::seconds(60);
 // Starts a program; with `output_fd` >= 0 its stdout and stderr go there.
 absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& command, int output_fd) {
   std::vector<char*> argv;
+  argv.reserve(command.size() + 1);
   for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   posix_spawn_file_actions_t actions;
