@@ -178,6 +178,13 @@ TEST(MappedMemory, AReadersDescriptorCannotBeMappedForWriting) {
   EXPECT_NE(::ftruncate(fd->get(), 0), 0) << "a shrunken file would be a SIGBUS for its readers";
 }
 
+TEST(MappedMemory, NobodyCanForbidLaterWritersToMap) {
+  auto fd = CreateMemfd("test", 1 << 20, PageKind::kNormal);
+  ASSERT_TRUE(fd.ok()) << fd.status();
+  EXPECT_NE(::fcntl(fd->get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE), 0);
+  EXPECT_TRUE(Mapping::Map(fd->get(), 1 << 20, Protection::kReadWrite).ok());
+}
+
 TEST(MappedMemory, MoreThanTheMachineHasIsRefusedWithTheSizes) {
   const auto fd = CreateMemfd("test", uint64_t{1} << 50, PageKind::kNormal);
   EXPECT_EQ(ErrorCodeOf(fd.status()), ErrorCode::kCapacity);
