@@ -5,7 +5,7 @@
 #include "tools/oasisctl/commands.h"
 
 int main(int argc, char** argv) {
-  using namespace oasiskv::oasisctl;
+  using namespace oasiskv::oasisctl;  // NOLINT: main() alone
   const Command root = {
       .name = "oasisctl",
       .help =

@@ -29,7 +29,8 @@ class SparseSide {
  public:
   static absl::StatusOr<std::unique_ptr<SparseSide>> Create(
       const Model& model, const Weights& weights, const GemmLibrary& library,
-      std::shared_ptr<const HostPool> pool, const SparseOptions& options, cudaStream_t stream);
+      const std::shared_ptr<const HostPool>& pool, const SparseOptions& options,
+      cudaStream_t stream);
   absl::Status Step(StageClock* clock);
   // The same without the working set.
   absl::Status StepOfForeground();
@@ -41,7 +42,7 @@ class SparseSide {
  private:
   SparseSide(const Model& model, const SparseOptions& options, cudaStream_t stream)
       : model_(model), options_(options), stream_(stream) {}
-  absl::Status MakeWorkingSet(std::shared_ptr<const HostPool> pool);
+  absl::Status MakeWorkingSet(const std::shared_ptr<const HostPool>& pool);
   absl::Status MakeAttention();
   absl::Status Attention(uint32_t layer, StageClock* clock);
   absl::Status Predict(uint32_t layer, const std::byte* queries);
@@ -62,9 +63,10 @@ class SparseSide {
 
 absl::StatusOr<std::unique_ptr<SparseSide>> SparseSide::Create(
     const Model& model, const Weights& weights, const GemmLibrary& library,
-    std::shared_ptr<const HostPool> pool, const SparseOptions& options, cudaStream_t stream) {
+    const std::shared_ptr<const HostPool>& pool, const SparseOptions& options,
+    cudaStream_t stream) {
   std::unique_ptr<SparseSide> side(new SparseSide(model, options, stream));
-  OASISKV_RETURN_IF_ERROR(side->MakeWorkingSet(std::move(pool)));
+  OASISKV_RETURN_IF_ERROR(side->MakeWorkingSet(pool));
   stream = side->stream_;
   OASISKV_ASSIGN_OR_RETURN(side->foreground_,
                            Foreground::Create(model, weights, library, options.batch, kQueryRows,
@@ -82,7 +84,7 @@ absl::StatusOr<std::unique_ptr<SparseSide>> SparseSide::Create(
   return side;
 }
 
-absl::Status SparseSide::MakeWorkingSet(std::shared_ptr<const HostPool> pool) {
+absl::Status SparseSide::MakeWorkingSet(const std::shared_ptr<const HostPool>& pool) {
   const uint32_t steps =
       options_.warmup + options_.rounds.rounds * options_.rounds.steps + kStageSteps + 16;
   int least = 0, greatest = 0;
@@ -234,7 +236,7 @@ absl::Status SparseSide::StepOfForeground() {
 
 absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
                                      const GemmLibrary& library,
-                                     std::shared_ptr<const HostPool> pool,
+                                     const std::shared_ptr<const HostPool>& pool,
                                      const SparseOptions& options, const Ceilings& ceilings,
                                      cudaStream_t stream) {
   SideResult result;

@@ -39,7 +39,7 @@ struct SparseOptions {
 // gather rate) with the rates of `ceilings`.
 absl::StatusOr<SideResult> RunSparse(const Model& model, const Weights& weights,
                                      const GemmLibrary& library,
-                                     std::shared_ptr<const HostPool> pool,
+                                     const std::shared_ptr<const HostPool>& pool,
                                      const SparseOptions& options, const Ceilings& ceilings,
                                      cudaStream_t stream);
 
